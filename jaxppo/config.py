@@ -1,0 +1,231 @@
+"""Every setting of a run, in verl's words, and the one place where they are checked.
+
+A config file defines `config() -> Config`; the command line overrides single fields
+(`--algorithm.kl-ctrl.target-kl 0.05`). Defaults are verl's unless the field says otherwise. Lengths are in
+tokens, KL in nats, learning rates per optimizer step.
+"""
+
+import dataclasses
+from dataclasses import field
+from typing import Literal
+
+KLKind = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3",
+    "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+",
+]  # fmt: skip
+AggregationMode = Literal[
+    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+]
+
+
+class UserError(Exception):
+    """A mistake in what the user gave: command lines print it as one line, without a traceback."""
+
+
+class ConfigError(UserError):
+    """A setting has a value that it cannot have; the message names the setting, the value and the valid ones."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The actor's network; reference and critic start from the same one."""
+
+    path: str = "Qwen/Qwen2.5-0.5B-Instruct"
+    """Hugging Face folder or hub id."""
+    init: Literal["pretrained", "random"] = "pretrained"
+    """Where the weights come from; "random" still reads the folder's config.json and tokenizer."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Matrix products and activations."""
+    param_dtype: Literal["bfloat16", "float32"] = "float32"
+    """Master weights and optimizer state."""
+    remat: Literal["none", "dots", "full"] = "full"
+    """What the backward pass recomputes: nothing, all but matrix products, or each layer."""
+    attention: Literal["auto", "cudnn_packed", "xla"] = "auto"
+    """Kernel for packed rows; "auto" is xla on the CPU and cudnn_packed on a GPU."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Prompts for training and validation: verl-format parquet, or JSONL rows."""
+
+    train_files: tuple[str, ...] = ()
+    val_files: tuple[str, ...] = ()
+    prompt_key: str = "prompt"
+    """Column with the prompt: a list of chat messages, or a string."""
+    train_batch_size: int = 1024
+    """Prompts in one PPO step."""
+    max_prompt_length: int = 512
+    max_response_length: int = 512
+    filter_overlong_prompts: bool = False
+    """Drop prompts longer than max_prompt_length (counted) instead of applying `truncation`."""
+    truncation: Literal["error", "left", "right", "middle"] = "error"
+    """What happens to a longer prompt: an error, or the side that is cut away."""
+    train_max_samples: int = -1
+    """Use only the first rows of the training files; -1 is all."""
+    val_max_samples: int = -1
+    shuffle: bool = True
+    seed: int = 1
+    """Of the prompt order."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """How responses are sampled."""
+
+    engine: Literal["jax"] = "jax"
+    n: int = 1
+    """Responses per prompt."""
+    temperature: float = 1.0
+    top_k: int = -1
+    """-1 keeps the whole vocabulary."""
+    top_p: float = 1.0
+    max_num_seqs: int = 256
+    """Sequences that decode at the same time, over all devices."""
+    val_temperature: float = 0.0
+    """0 is greedy."""
+    val_n: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KLControlConfig:
+    """Coefficient of the KL penalty in the reward."""
+
+    type: Literal["fixed", "adaptive"] = "fixed"
+    kl_coef: float = 0.001
+    target_kl: float = 0.1
+    """Nats per token: mean over sequences of their token means."""
+    horizon: int = 10000
+    """Sequences over which the coefficient can change by up to a factor e^0.2."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """Rewards and advantages."""
+
+    gamma: float = 1.0
+    lam: float = 1.0
+    use_kl_in_reward: bool = False
+    kl_penalty: KLKind = "kl"
+    kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW: decoupled decay on every parameter, gradients clipped by the network's global norm."""
+
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
+    lr_warmup_steps: int = 0
+    """PPO steps of linear warm-up from 0."""
+    lr_scheduler: Literal["constant", "cosine"] = "constant"
+    """After warm-up; cosine ends at min_lr_ratio * lr at the last PPO step."""
+    min_lr_ratio: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActorConfig(OptimizerConfig):
+    """The policy's update; the minibatch settings hold for the critic as well."""
+
+    ppo_mini_batch_size: int = 256
+    """Prompts in one optimizer step."""
+    ppo_epochs: int = 1
+    max_tokens_per_device: int = 16384
+    """Tokens of one microbatch on one device, padding included."""
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.2
+    clip_ratio_c: float = 3.0
+    """Dual clip: bounds the loss for negative advantages."""
+    entropy_coeff: float = 0.0
+    use_kl_loss: bool = False
+    kl_loss_coef: float = 0.001
+    kl_loss_type: KLKind = "low_var_kl"
+    loss_agg_mode: AggregationMode = "token-mean"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CriticConfig(OptimizerConfig):
+    """The value network."""
+
+    path: str | None = None
+    """Hugging Face folder or hub id of its backbone; None is the actor's."""
+    lr: float = 1e-5
+    cliprange_value: float = 0.5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """Where scores come from."""
+
+    function: str = "gsm8k"
+    """"gsm8k", "gsm8k_verl", "arithmetic", or "FILE.py:NAME" with verl's signature
+    compute_score(data_source, solution_str, ground_truth, extra_info)."""
+    truncated: Literal["keep", "zero", "mask"] = "keep"
+    """Responses cut off at max_response_length: scored as they are, scored 0, or left out of every loss."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Devices along each axis; one -1 takes what is left."""
+
+    data: int = 1
+    fsdp: int = -1
+    tensor: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """The loop."""
+
+    output_dir: str = "runs/default"
+    total_epochs: int = 30
+    total_training_steps: int | None = None
+    """Overrides total_epochs."""
+    save_freq: int = -1
+    """PPO steps between checkpoints; -1 saves only the last step."""
+    test_freq: int = -1
+    """PPO steps between validations; -1 validates only after the last step."""
+    val_before_train: bool = True
+    critic_warmup: int = 0
+    """PPO steps in which only the critic learns."""
+    resume: str = "auto"
+    """"auto" (the newest complete checkpoint in output_dir, if any), "never", or a checkpoint's path."""
+    max_ckpt_to_keep: int | None = None
+    """None keeps all."""
+    log_val_generations: int = 3
+    """Completions printed at each validation."""
+    seed: int = 0
+    """Of sampling and of random initial weights."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether any KL to the reference enters the reward or the loss."""
+        return self.algorithm.use_kl_in_reward or self.actor.use_kl_loss
+
+    @property
+    def sequences_per_step(self) -> int:
+        return self.data.train_batch_size * self.rollout.n
+
+    @property
+    def max_sequence_length(self) -> int:
+        return self.data.max_prompt_length + self.data.max_response_length
+
+    @property
+    def minibatches_per_epoch(self) -> int:
+        return self.data.train_batch_size // self.actor.ppo_mini_batch_size
