@@ -133,6 +133,8 @@ class ActorConfig(OptimizerConfig):
     ppo_epochs: int = 1
     max_tokens_per_device: int = 16384
     """Tokens of one microbatch on one device, padding included."""
+    row_length: int | None = None
+    """Tokens of one packed row; None is 4 times the longest sequence, at most 4096 (but no shorter than it)."""
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.2
     clip_ratio_c: float = 3.0
@@ -225,6 +227,14 @@ class Config:
     @property
     def max_sequence_length(self) -> int:
         return self.data.max_prompt_length + self.data.max_response_length
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of one packed row."""
+        longest = self.max_sequence_length
+        limit = min(4096, self.actor.max_tokens_per_device)
+        derived = max(longest, min(4 * longest, limit))
+        return derived if self.actor.row_length is None else self.actor.row_length
 
     @property
     def minibatches_per_epoch(self) -> int:

@@ -8,4 +8,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from jaxtyping import install_import_hook  # noqa: E402
 
-install_import_hook(["jaxppo.rl", "jaxppo.models", "jaxppo.step"], "beartype.beartype")
+CHECKED = [
+    "jaxppo.rl",
+    "jaxppo.models",
+    *(f"jaxppo.step.{m}" for m in ("packing", "optimizer", "score", "update")),
+]
+install_import_hook(CHECKED, "beartype.beartype")

@@ -21,8 +21,8 @@ class TrainState:
     """All that the algorithm remembers between steps, and all that a checkpoint holds of it.
 
     Example, after 3 steps of an adaptive controller: step = 3, kl.coef = 0.00497, actor and critic the current
-    parameters (float32 trees), the optimizer states their Adam moments and counts. The key never changes: step s draws from
-    fold_in(key, s). The reference is not here: it is the base model's own parameters.
+    parameters (float32 trees), the optimizer states their Adam moments and counts. The key never changes: step s
+    draws from fold_in(key, s). The reference is not here: it is the base model's own parameters.
     """
 
     actor: Params
@@ -75,3 +75,8 @@ class Experience:
     kl: Float[Array, ""]
     """Mean over sequences of the token-mean KL to the reference, of the kind used in the reward."""
     metrics: dict[str, jax.Array]
+
+
+def microbatch(tree: Any, m: int | Int[Array, ""], k: int | Int[Array, ""]) -> Any:
+    """Microbatch k of minibatch m: every [M, K, B, T] array of a batch or an experience becomes [B, T]."""
+    return jax.tree.map(lambda x: x[m, k] if x.ndim == 4 else x, tree)

@@ -1,0 +1,1 @@
+"""Meshes, layouts and the platform: where arrays live."""

@@ -1,0 +1,1 @@
+"""The PPO step: packing, scoring and the update, pure and compiled."""

@@ -1,0 +1,77 @@
+"""The first TrainState, and the layout of any."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+
+from jaxppo.config import Config, KLControlConfig
+from jaxppo.models import Model, abstract_params, parameter_axes
+from jaxppo.models.heads import abstract_value_head, value_head_axes
+from jaxppo.parallel.mesh import parameter_shardings, replicated
+from jaxppo.rl.kl import AdaptiveKL, FixedKL
+from jaxppo.step.optimizer import make_optimizer
+from jaxppo.step.state import Params, TrainState
+
+
+def kl_controller(config: KLControlConfig) -> AdaptiveKL | FixedKL:
+    if config.type == "adaptive":
+        return AdaptiveKL(config.kl_coef, config.target_kl, config.horizon)
+    return FixedKL(config.kl_coef)
+
+
+def init_state(config: Config, actor: Params, critic: Params, key: jax.Array) -> TrainState:
+    """Step 0 of a run from given parameters; optimizer moments are zero. Pure: call it under jit to place it."""
+    return TrainState(
+        actor=actor,
+        critic=critic,
+        actor_opt=make_optimizer(config.actor).init(actor),
+        critic_opt=make_optimizer(config.critic).init(critic),
+        kl=kl_controller(config.algorithm.kl_ctrl).init(),
+        step=jnp.zeros((), jnp.int32),
+        key=key,
+    )
+
+
+def actor_shardings(model: Model, mesh: Mesh) -> Params:
+    """The layout of a network without a value head: the actor and the reference."""
+    abstract = abstract_params(model.config, jnp.float32)
+    return parameter_shardings(mesh, parameter_axes(model.config), abstract)
+
+
+def critic_shardings(model: Model, mesh: Mesh) -> Params:
+    """The layout of a network with a value head."""
+    head = parameter_shardings(mesh, value_head_axes(), abstract_value_head(model.config))
+    return {**actor_shardings(model, mesh), "value_head": head}
+
+
+def state_shardings(config: Config, model: Model, critic_model: Model, mesh: Mesh) -> TrainState:
+    """A TrainState of NamedShardings: optimizer moments lie as their parameters do, scalars everywhere."""
+    actor, critic = actor_shardings(model, mesh), critic_shardings(critic_model, mesh)
+    everywhere = replicated(mesh)
+
+    def optimizer_shardings(tx: optax.GradientTransformation, params: Params) -> Any:
+        abstract = jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), params)
+        state = jax.eval_shape(tx.init, abstract)
+        return optax.tree.map_params(tx, lambda _, s: s, state, params, transform_non_params=lambda _: everywhere)
+
+    return TrainState(
+        actor=actor,
+        critic=critic,
+        actor_opt=optimizer_shardings(make_optimizer(config.actor), actor),
+        critic_opt=optimizer_shardings(make_optimizer(config.critic), critic),
+        kl=jax.tree.map(lambda _: everywhere, kl_controller(config.algorithm.kl_ctrl).init()),
+        step=everywhere,
+        key=everywhere,
+    )
+
+
+def place_state(state: TrainState, shardings: TrainState) -> TrainState:
+    """The same state in its own buffers on the mesh."""
+
+    def place(x: Any, sharding: NamedSharding) -> jax.Array:
+        return jax.device_put(x, sharding, may_alias=False)
+
+    return jax.tree.map(place, state, shardings)

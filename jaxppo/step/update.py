@@ -1,0 +1,200 @@
+"""The PPO update: one compiled program from (state, experience) to (next state, metrics).
+
+Read it from the top: critic first, then actor, each for ppo_epochs over the minibatches; a minibatch's gradient
+is the sum over its microbatches of gradients of summed losses, divided once by the minibatch's count. So neither
+the number of microbatches nor of devices can change it beyond rounding. Last, the KL controller moves.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from jaxppo.config import Config
+from jaxppo.models import Model
+from jaxppo.models.heads import values
+from jaxppo.models.logprobs import token_logprobs
+from jaxppo.parallel.mesh import replicated
+from jaxppo.rl.kl import kl_estimate
+from jaxppo.rl.losses import aggregate, policy_loss, value_loss
+from jaxppo.step.init import kl_controller, state_shardings
+from jaxppo.step.optimizer import learning_rate, make_optimizer
+from jaxppo.step.state import Experience, Params, TrainState, microbatch
+
+
+@flax.struct.dataclass
+class Mean:
+    """A mean that adds over microbatches: total / count."""
+
+    total: Array
+    count: Array
+
+    def value(self) -> Array:
+        return self.total / jnp.maximum(self.count, 1)
+
+
+Metrics = dict[str, Array]
+UpdateStep = Callable[[TrainState, Experience], tuple[TrainState, Metrics]]
+Loss = Callable[[Params, Experience], tuple[Array, tuple[Array, dict[str, Mean]]]]
+"""(parameters, one microbatch [B, T]) -> the summed loss, (its count, metrics)."""
+
+
+def make_update_step(config: Config, model: Model, mesh: Mesh, critic_model: Model | None = None) -> UpdateStep:
+    """update(state, experience) -> (state, metrics), compiled once; the given state is donated (dead after it).
+
+    Metrics are float32 scalars, means over the step's optimizer steps, on top of the experience's own.
+    """
+    critic_model = model if critic_model is None else critic_model
+    actor_loss, critic_loss = make_actor_loss(config, model), make_critic_loss(config, critic_model)
+    actor_tx, critic_tx = make_optimizer(config.actor), make_optimizer(config.critic)
+    controller = kl_controller(config.algorithm.kl_ctrl)
+    total_steps = config.trainer.total_training_steps or 0
+    epochs = config.actor.ppo_epochs
+
+    def update(state: TrainState, experience: Experience) -> tuple[TrainState, Metrics]:
+        critic_lr = learning_rate(config.critic, state.step, total_steps)
+        critic, critic_opt, critic_metrics = optimize(
+            critic_loss, critic_tx, critic_lr, epochs, state.critic, state.critic_opt, experience
+        )
+        warming_up = state.step < config.trainer.critic_warmup
+        actor_lr = jnp.where(warming_up, 0.0, learning_rate(config.actor, state.step, total_steps))
+        actor_epochs = jnp.where(warming_up, 0, epochs)
+        actor, actor_opt, actor_metrics = optimize(
+            actor_loss, actor_tx, actor_lr, actor_epochs, state.actor, state.actor_opt, experience
+        )
+        next_state = state.replace(
+            actor=actor,
+            critic=critic,
+            actor_opt=actor_opt,
+            critic_opt=critic_opt,
+            kl=controller.update(state.kl, experience.kl, experience.batch.num_sequences),
+            step=state.step + 1,
+        )
+        metrics = {f"critic/{name}": x for name, x in critic_metrics.items()}
+        metrics |= {f"actor/{name}": x for name, x in actor_metrics.items()}
+        return next_state, experience.metrics | metrics
+
+    out_shardings = (state_shardings(config, model, critic_model, mesh), replicated(mesh))
+    return jax.jit(update, donate_argnums=0, out_shardings=out_shardings)
+
+
+def make_actor_loss(config: Config, model: Model) -> Loss:
+    """The clipped policy loss, minus the entropy bonus, plus the KL loss: aggregated to (sum, count)."""
+    actor, norm_length = config.actor, config.data.max_response_length
+    # verl's shortcut: with one optimizer step per PPO step the policy is still the one that was scored
+    on_policy = actor.ppo_epochs * config.minibatches_per_epoch == 1
+
+    def loss(params: Params, micro: Experience) -> tuple[Array, tuple[Array, dict[str, Mean]]]:
+        batch = micro.batch
+        logp, entropy = token_logprobs(model, params, batch, config.rollout.temperature)
+        policy = policy_loss(
+            logp,
+            jax.lax.stop_gradient(logp) if on_policy else micro.old_logp,
+            micro.advantages,
+            batch.mask,
+            clip_low=actor.clip_ratio_low,
+            clip_high=actor.clip_ratio_high,
+            clip_c=actor.clip_ratio_c,
+        )
+        terms = {"pg_loss": (1.0, policy.loss)}
+        if actor.entropy_coeff != 0:
+            terms["entropy_loss"] = (-actor.entropy_coeff, entropy)
+        if actor.use_kl_loss:
+            terms["kl_loss"] = (actor.kl_loss_coef, kl_estimate(logp, micro.ref_logp, actor.kl_loss_type))
+        sums = {
+            name: aggregate(x, batch.mask, batch.segment_ids, actor.loss_agg_mode, norm_length=norm_length)
+            for name, (_, x) in terms.items()
+        }
+        total = sum(coef * sums[name][0] for name, (coef, _) in terms.items())
+        means = {name: Mean(*both) for name, both in sums.items()} | {
+            "pg_clipfrac": Mean(policy.pg_clipfrac, policy.count),
+            "pg_clipfrac_lower": Mean(policy.pg_clipfrac_lower, policy.count),
+            "ppo_kl": Mean(policy.ppo_kl, policy.count),
+        }
+        return total, (sums["pg_loss"][1], means)
+
+    return loss
+
+
+def make_critic_loss(config: Config, model: Model) -> Loss:
+    """The clipped value loss, aggregated as the policy's is."""
+    mode, norm_length = config.actor.loss_agg_mode, config.data.max_response_length
+
+    def loss(params: Params, micro: Experience) -> tuple[Array, tuple[Array, dict[str, Mean]]]:
+        batch = micro.batch
+        value = value_loss(
+            values(model, params, batch),
+            micro.values,
+            micro.returns,
+            batch.mask,
+            clip=config.critic.cliprange_value,
+        )
+        total, count = aggregate(value.loss, batch.mask, batch.segment_ids, mode, norm_length=norm_length)
+        means = {
+            "vf_loss": Mean(total, count),
+            "vf_clipfrac": Mean(value.vf_clipfrac, value.count),
+            "vpred_mean": Mean(value.vpred, value.count),
+        }
+        return total, (count, means)
+
+    return loss
+
+
+def optimize(
+    loss: Loss,
+    tx: optax.GradientTransformation,
+    lr: Float[Array, ""],
+    epochs: int | Int[Array, ""],
+    params: Params,
+    opt_state: Any,
+    experience: Experience,
+) -> tuple[Params, Any, Metrics]:
+    """One optimizer step p <- p - lr * direction for each minibatch of each epoch, in their order.
+
+    A step whose gradient is not finite changes nothing and is counted in `skipped_updates`.
+    """
+    minibatches = experience.batch.mask.shape[0]
+
+    def minibatch_step(i: Array, carry: tuple[Params, Any, dict]) -> tuple[Params, Any, dict]:
+        params, opt_state, totals = carry
+        grads, means = gradient(loss, params, experience, i % minibatches)
+        grad_norm = optax.global_norm(grads)
+        finite = jnp.isfinite(grad_norm)
+        direction, next_opt_state = tx.update(grads, opt_state, params)
+        next_params = jax.tree.map(lambda p, d: (p - lr * d).astype(p.dtype), params, direction)
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), (next_params, next_opt_state), (params, opt_state)
+        )
+        metrics = means | {"grad_norm": grad_norm, "skipped_updates": 1.0 - finite}
+        totals = {name: total + metrics[name] for name, total in totals.items()}
+        return params, opt_state, totals
+
+    names = jax.eval_shape(lambda: gradient(loss, params, experience, jnp.int32(0))[1])
+    totals = {name: jnp.zeros(()) for name in [*names, "grad_norm", "skipped_updates"]}
+    steps = epochs * minibatches
+    params, opt_state, totals = jax.lax.fori_loop(0, steps, minibatch_step, (params, opt_state, totals))
+    metrics = {name: total / jnp.maximum(steps, 1) for name, total in totals.items()}
+    metrics["skipped_updates"] = totals["skipped_updates"]
+    return params, opt_state, metrics | {"lr": lr}
+
+
+def gradient(loss: Loss, params: Params, experience: Experience, m: Int[Array, ""]) -> tuple[Params, Metrics]:
+    """d(sum of losses)/dp over the minibatch's microbatches, divided by the minibatch's count; means of metrics."""
+    value_and_aux = jax.grad(loss, has_aux=True)
+
+    def add_microbatch(k: Array, sums: Any) -> Any:
+        return jax.tree.map(jnp.add, sums, value_and_aux(params, microbatch(experience, m, k)))
+
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype),
+        jax.eval_shape(lambda: value_and_aux(params, microbatch(experience, m, 0))),
+    )
+    trips = experience.batch.num_microbatches[m]
+    grads, (count, means) = jax.lax.fori_loop(0, trips, add_microbatch, zeros)
+    grads = jax.tree.map(lambda g: g / jnp.maximum(count, 1), grads)
+    return grads, {name: mean.value() for name, mean in means.items()}
