@@ -1,0 +1,132 @@
+"""PPO's formulas once more, in float64 NumPy and plain loops over sequences: what the package is compared with.
+
+Arrays are [B, T]. A sequence is the list of its masked-in indices (row, t); everything is worked out on such lists,
+so that neither packing nor padding can play a part.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+Index = tuple[int, int]
+
+
+def sequences(mask: np.ndarray, segment_ids: np.ndarray) -> list[list[Index]]:
+    """The masked-in indices of every segment, in reading order; segments without any give an empty list."""
+    found: dict[Index, list[Index]] = {}
+    for b in range(mask.shape[0]):
+        for t in range(mask.shape[1]):
+            if segment_ids[b, t] != 0:
+                tokens = found.setdefault((b, int(segment_ids[b, t])), [])
+                if mask[b, t]:
+                    tokens.append((b, t))
+    return list(found.values())
+
+
+def gradient(f: Callable[[np.ndarray], float], x: np.ndarray, step: float = 1e-6) -> np.ndarray:
+    """Central differences of a scalar function; entries that are not finite (outside the mask) get 0."""
+    result = np.zeros(x.shape)
+    for i in np.ndindex(*x.shape):
+        if np.isfinite(x[i]):
+            up, down = x.astype(np.float64), x.astype(np.float64)
+            up[i] += step
+            down[i] -= step
+            result[i] = (f(up) - f(down)) / (2 * step)
+    return result
+
+
+def whiten(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    tokens = [float(v) for v, m in zip(x.ravel(), mask.ravel(), strict=True) if m]
+    if len(tokens) < 2:
+        return np.where(mask, x, 0.0)
+    mean = sum(tokens) / len(tokens)
+    variance = sum((v - mean) ** 2 for v in tokens) / (len(tokens) - 1)
+    return np.where(mask, (np.where(mask, x, 0.0) - mean) / np.sqrt(variance + 1e-8), 0.0)
+
+
+def kl(logp: float, ref_logp: float, kind: str) -> float:
+    r = logp - ref_logp
+    if kind in ("kl", "k1"):
+        return r
+    if kind == "abs":
+        return abs(r)
+    if kind in ("mse", "k2"):
+        return r * r / 2
+    if kind in ("low_var_kl", "k3"):
+        d = min(max(-r, -20.0), 20.0)
+        return min(np.exp(d) - d - 1, 10.0)
+    raise ValueError(kind)
+
+
+def token_rewards(
+    scores: np.ndarray, kl: np.ndarray, coef: float, mask: np.ndarray, segment_ids: np.ndarray
+) -> np.ndarray:
+    rewards = np.zeros(mask.shape)
+    for tokens in sequences(mask, segment_ids):
+        for i in tokens:
+            rewards[i] = -coef * kl[i] + (scores[i] if i == tokens[-1] else 0.0)
+    return rewards
+
+
+def gae(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    mask: np.ndarray,
+    segment_ids: np.ndarray,
+    gamma: float,
+    lam: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """By the definition: A_t is the sum over k of (γλ)^k δ_{t+k}, over the sequence's own tokens."""
+    advantages, returns = np.zeros(mask.shape), np.zeros(mask.shape)
+    for tokens in sequences(mask, segment_ids):
+        r = [float(rewards[i]) for i in tokens]
+        v = [float(values[i]) for i in tokens] + [0.0]
+        deltas = [r[k] + gamma * v[k + 1] - v[k] for k in range(len(r))]
+        for k, i in enumerate(tokens):
+            advantages[i] = sum((gamma * lam) ** (j - k) * deltas[j] for j in range(k, len(deltas)))
+            returns[i] = advantages[i] + v[k]
+    return advantages, returns
+
+
+def policy_loss_token(logp: float, old_logp: float, advantage: float, low: float, high: float, c: float) -> float:
+    ratio = np.exp(min(max(logp - old_logp, -20.0), 20.0))
+    loss = max(-advantage * ratio, -advantage * min(max(ratio, 1 - low), 1 + high))
+    return min(loss, -advantage * c) if advantage < 0 else loss
+
+
+def value_loss_token(value: float, old_value: float, ret: float, clip: float) -> float:
+    clipped = min(max(value, old_value - clip), old_value + clip)
+    return 0.5 * max((value - ret) ** 2, (clipped - ret) ** 2)
+
+
+def per_token(function: Callable[..., float], mask: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
+    """function of the arrays' entries at each masked-in token, 0 elsewhere."""
+    result = np.zeros(mask.shape)
+    for i in np.ndindex(*mask.shape):
+        if mask[i]:
+            result[i] = function(*(float(a[i]) for a in arrays))
+    return result
+
+
+def entropy(logits: np.ndarray) -> float:
+    """Of one distribution [V]."""
+    z = [float(v) for v in logits if v > -np.inf]
+    total = sum(np.exp(v - max(z)) for v in z)
+    p = [np.exp(v - max(z)) / total for v in z]
+    return -sum(q * np.log(q) for q in p if q > 0)
+
+
+def aggregate(loss: np.ndarray, mask: np.ndarray, segment_ids: np.ndarray, mode: str, norm_length: int) -> float:
+    """The loss of a whole minibatch."""
+    with_tokens = [tokens for tokens in sequences(mask, segment_ids) if tokens]
+    sums = [sum(float(loss[i]) for i in tokens) for tokens in with_tokens]
+    lengths = [len(tokens) for tokens in with_tokens]
+    if mode == "token-mean":
+        return sum(sums) / sum(lengths)
+    if mode == "seq-mean-token-sum":
+        return sum(sums) / len(sums)
+    if mode == "seq-mean-token-mean":
+        return sum(s / n for s, n in zip(sums, lengths, strict=True)) / len(sums)
+    if mode == "seq-mean-token-sum-norm":
+        return sum(s / norm_length for s in sums) / len(sums)
+    raise ValueError(mode)
