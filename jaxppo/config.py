@@ -72,7 +72,8 @@ class DataConfig:
 class RolloutConfig:
     """How responses are sampled."""
 
-    engine: Literal["jax"] = "jax"
+    engine: Literal["jax", "vllm"] = "jax"
+    """The built-in engine, which samples from the trainer's own arrays, or vLLM in the same process."""
     n: int = 1
     """Responses per prompt."""
     temperature: float = 1.0
@@ -80,7 +81,22 @@ class RolloutConfig:
     """-1 keeps the whole vocabulary."""
     top_p: float = 1.0
     max_num_seqs: int = 256
-    """Sequences that decode at the same time, over all devices."""
+    """Sequences that decode at the same time, over all devices (vllm: in each engine)."""
+    max_num_batched_tokens: int = 8192
+    """vllm: tokens of one forward pass, prompts and decoding together."""
+    gpu_memory_utilization: float = 0.5
+    """vllm: its share of a GPU's memory; jax gets what is left."""
+    tensor_parallel_size: int = 1
+    """vllm: GPUs (processes) that share one engine; the engines are data-parallel."""
+    enforce_eager: bool = False
+    """vllm: no compilation and no CUDA graphs."""
+    sleep_level: Literal[0, 1, 2] = 0
+    """vllm, between rollouts: 0 keeps its memory; 1 frees the KV cache and moves the weights to the host; 2 frees
+    both, since the next publish brings the weights."""
+    offload: tuple[Literal["optimizer", "critic", "reference"], ...] = ()
+    """What moves to pinned host memory during rollouts."""
+    max_logp_diff: float = 0.1
+    """A step's mean |log-prob(trainer) - log-prob(engine)| above this, in nats, is reported as an alarm."""
     val_temperature: float = 0.0
     """0 is greedy."""
     val_n: int = 1
@@ -99,6 +115,16 @@ class KLControlConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutCorrectionConfig:
+    """Importance weights π_train / π_rollout of the policy loss, against the mismatch of engine and trainer."""
+
+    rollout_is: Literal["none", "token", "sequence"] = "none"
+    """A weight of its own for each token, or one for the whole sequence."""
+    threshold: float = 2.0
+    """Weights are cut off above this."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     """Rewards and advantages."""
 
@@ -107,6 +133,7 @@ class AlgorithmConfig:
     use_kl_in_reward: bool = False
     kl_penalty: KLKind = "kl"
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
+    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -130,3 +130,15 @@ def aggregate(loss: np.ndarray, mask: np.ndarray, segment_ids: np.ndarray, mode:
     if mode == "seq-mean-token-sum-norm":
         return sum(s / norm_length for s in sums) / len(sums)
     raise ValueError(mode)
+
+
+def importance_weights(
+    train: np.ndarray, rollout: np.ndarray, mask: np.ndarray, segment_ids: np.ndarray, level: str, cap: float
+) -> np.ndarray:
+    result = np.zeros(mask.shape)
+    for tokens in sequences(mask, segment_ids):
+        ratios = [float(train[i] - rollout[i]) for i in tokens]
+        for i, ratio in zip(tokens, ratios, strict=True):
+            exponent = ratio if level == "token" else sum(ratios)
+            result[i] = min(np.exp(min(max(exponent, -20.0), 20.0)), cap)
+    return result
