@@ -1,0 +1,147 @@
+"""vLLM itself, in this process: its start, its requests and its memory. Torch and vLLM only; knows no jax.
+
+The engine core must not fork into a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=0, set by
+parallel.platform before anything starts): only then can weights go over as pointers.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+
+from jaxppo.config import ConfigError, RolloutConfig
+from jaxppo.rollout.engine import Completion, Sampling
+from jaxppo.rollout.vllm_weights import EngineWeights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VLLMSettings:
+    """What vLLM is started with, apart from the rollout section. Lengths in tokens."""
+
+    folder: str
+    """Hugging Face folder: only its config.json is read."""
+    dtype: str
+    max_model_len: int
+    process_index: int = 0
+    num_processes: int = 1
+
+
+class VLLMBackend:
+    """One vLLM engine on this process's GPU (or CPU), with weights that are worthless until the first load."""
+
+    def __init__(self, rollout: RolloutConfig, settings: VLLMSettings) -> None:
+        _check_device(rollout)
+        self._llm = LLM(
+            model=settings.folder,
+            dtype=settings.dtype,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            generation_config="vllm",  # nothing of the folder's own sampling defaults
+            max_model_len=settings.max_model_len,
+            max_num_seqs=rollout.max_num_seqs,
+            max_num_batched_tokens=max(rollout.max_num_batched_tokens, settings.max_model_len),
+            gpu_memory_utilization=rollout.gpu_memory_utilization,
+            enforce_eager=rollout.enforce_eager,
+            enable_sleep_mode=rollout.sleep_level > 0,
+            logprobs_mode="processed_logprobs",
+            enable_prefix_caching=True,
+            **_layout(rollout, settings),
+        )
+        [worker] = self._llm.collective_rpc(lambda worker: worker)
+        self._weights = EngineWeights(worker)
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def load(self, buckets: Iterable[dict[str, Any]], seed: int) -> None:
+        """Fills every parameter from buckets of {Hugging Face name: anything with __dlpack__}. See EngineWeights."""
+        self._weights.load(({name: _tensor(x) for name, x in bucket.items()} for bucket in buckets), seed)
+
+    def reset_prefix_cache(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not drop its prefix cache: a request still holds blocks of it")
+
+    def sleep(self, level: int) -> None:
+        self._llm.sleep(level=level)
+
+    def wake_up(self, tag: str) -> None:
+        """Takes back the memory of "weights" or of "kv_cache"."""
+        self._llm.wake_up(tags=[tag])
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int], version: int
+    ) -> list[Completion]:
+        """One completion for each prompt and its seed, in their order."""
+        requests: list[Any] = [{"prompt_token_ids": list(map(int, prompt))} for prompt in prompts]
+        params = [self._params(sampling, seed) for seed in seeds]
+        outputs = self._llm.generate(requests, params, use_tqdm=False)
+        return [_completion(output.outputs[0], version) for output in outputs]
+
+    def _params(self, sampling: Sampling, seed: int) -> Any:
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_new_tokens,
+            seed=seed,
+            logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,
+            detokenize=False,
+            # ours are the only ends of a response, and a stop token stays in the response
+            ignore_eos=True,
+            stop_token_ids=list(sampling.eos_ids),
+        )
+
+
+def _completion(output: Any, version: int) -> Completion:
+    if output.finish_reason not in ("stop", "length"):
+        raise RuntimeError(f"vLLM ended a response with {output.finish_reason!r}")
+    flat = output.logprobs
+    return Completion(
+        tokens=np.asarray(output.token_ids, np.int32),
+        # one list for all positions, the sampled token first in each
+        logprobs=np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)],
+        finish_reason=output.finish_reason,
+        weights_version=version,
+    )
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    return torch.from_dlpack(array)
+
+
+def _layout(rollout: RolloutConfig, settings: VLLMSettings) -> dict[str, Any]:
+    """One engine per process; or, for tensor parallelism, one over that many neighbouring processes.
+
+    vLLM's external launcher wants the launcher's variables; rank and size follow from jax's own.
+    """
+    size = rollout.tensor_parallel_size
+    if size == 1:
+        return {}
+    if settings.num_processes % size:
+        raise ConfigError(
+            f"rollout.tensor_parallel_size = {size} does not divide the number of processes, {settings.num_processes}"
+        )
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise ConfigError(f"rollout.tensor_parallel_size = {size} needs {' and '.join(missing)} in the environment")
+    os.environ |= {
+        "RANK": str(settings.process_index),
+        "WORLD_SIZE": str(settings.num_processes),
+        "LOCAL_RANK": "0",  # each process sees its own GPU alone
+    }
+    return {"tensor_parallel_size": size, "distributed_executor_backend": "external_launcher"}
+
+
+def _check_device(rollout: RolloutConfig) -> None:
+    if not torch.cuda.is_available():
+        if rollout.sleep_level:
+            raise ConfigError(
+                f"rollout.sleep_level = {rollout.sleep_level}: on a CPU vLLM cannot sleep, only 0 is valid"
+            )
+    elif torch.cuda.device_count() > 1:
+        raise ConfigError(
+            f"rollout.engine = 'vllm' runs one process per GPU, but this one sees {torch.cuda.device_count()}: "
+            "give each process its own through CUDA_VISIBLE_DEVICES"
+        )
