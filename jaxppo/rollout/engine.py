@@ -47,9 +47,7 @@ class Completion:
 class Engine(Protocol):
     """A sampler of responses. The same prompts, sampling, key and weights give the same tokens."""
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, key: jax.Array
-    ) -> list[Completion]:
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, key: jax.Array) -> list[Completion]:
         """len(prompts) * sampling.n completions, all of a prompt's side by side.
 
         Sample j of prompt i draws from fold_in(fold_in(key, i), j): no other prompt changes its tokens.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
 from jaxppo.config import ConfigError, RolloutConfig
@@ -52,12 +52,12 @@ class VLLMBackend:
             **_layout(rollout, settings),
         )
         [worker] = self._llm.collective_rpc(lambda worker: worker)
-        self._weights = EngineWeights(worker)
+        self.weights = EngineWeights(worker)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def load(self, buckets: Iterable[dict[str, Any]], seed: int) -> None:
         """Fills every parameter from buckets of {Hugging Face name: anything with __dlpack__}. See EngineWeights."""
-        self._weights.load(({name: _tensor(x) for name, x in bucket.items()} for bucket in buckets), seed)
+        self.weights.load(({name: _tensor(x) for name, x in bucket.items()} for bucket in buckets), seed)
 
     def reset_prefix_cache(self) -> None:
         if not self._llm.reset_prefix_cache():

@@ -17,8 +17,8 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+import torch  # pyright: ignore[reportMissingImports]
+from torch.utils._python_dispatch import TorchDispatchMode  # pyright: ignore[reportMissingImports]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -75,7 +75,7 @@ def checkpoint_names(model: torch.nn.Module) -> frozenset[str]:
     for name, _ in model.named_parameters():
         path, leaf = name.rsplit(".", 1)
         parent, _, module = path.rpartition(".")
-        parts = fused[module] if module in fused else [module]
+        parts = fused.get(module, [module])
         names |= {".".join(filter(None, (parent, part, leaf))) for part in parts}
     return frozenset(names)
 
@@ -147,13 +147,15 @@ class EngineWeights:
         if not self.repacked:
             yield
             return
-        from vllm.config import set_current_vllm_config
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+        from vllm.config import set_current_vllm_config  # pyright: ignore[reportMissingImports]
+        from vllm.model_executor.model_loader import reload  # pyright: ignore[reportMissingImports]
 
         with set_current_vllm_config(self._worker.vllm_config), torch.device(self._worker.device):
-            initialize_layerwise_reload(self._model)
-            yield
-            finalize_layerwise_reload(self._model, self._worker.model_config)
+            reload.initialize_layerwise_reload(self._model)
+            try:
+                yield
+            finally:  # after an error too: a later publish must find layers that it can lay out
+                reload.finalize_layerwise_reload(self._model, self._worker.model_config)
 
     def _verify(self, sent: Tensors) -> None:
         """The sampled tensors, read back from where the engine computes with them, have the bits that were sent."""
