@@ -1,10 +1,16 @@
 """Runs before any test imports jax: 8 virtual CPU devices, and annotations checked under pytest only."""
 
 import os
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Tests build the same tiny programs again and again: each is compiled once for the whole suite and its subprocesses.
+cache = tempfile.TemporaryDirectory(prefix="jaxppo-test-cache-")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache.name)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 from jaxtyping import install_import_hook  # noqa: E402
 

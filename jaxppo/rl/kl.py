@@ -6,6 +6,7 @@ Models from Human Preferences", 2019, section 2.2. KL is in nats.
 
 import dataclasses
 import math
+from typing import Any
 
 import flax.struct
 import jax
@@ -51,8 +52,8 @@ def kl_estimate(logp: Float[Array, "*shape"], ref_logp: Float[Array, "*shape"], 
 class KLState:
     """What a controller remembers. Example: AdaptiveKL(0.2, 6, 10000).init() has coef = 0.2."""
 
-    coef: Float[Array, ""]
-    """float32; multiplies the KL in the reward of the next step."""
+    coef: Any
+    """A float32 scalar (in trees that describe one: its shape or sharding); multiplies the KL of the next step."""
 
 
 @dataclasses.dataclass(frozen=True)

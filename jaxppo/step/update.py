@@ -8,7 +8,6 @@ the number of microbatches nor of devices can change it beyond rounding. Last, t
 from collections.abc import Callable
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
@@ -26,21 +25,11 @@ from jaxppo.step.init import kl_controller, state_shardings
 from jaxppo.step.optimizer import learning_rate, make_optimizer
 from jaxppo.step.state import Experience, Params, TrainState, microbatch
 
-
-@flax.struct.dataclass
-class Mean:
-    """A mean that adds over microbatches: total / count."""
-
-    total: Array
-    count: Array
-
-    def value(self) -> Array:
-        return self.total / jnp.maximum(self.count, 1)
-
-
 Metrics = dict[str, Array]
 UpdateStep = Callable[[TrainState, Experience], tuple[TrainState, Metrics]]
-Loss = Callable[[Params, Experience], tuple[Array, tuple[Array, dict[str, Mean]]]]
+Means = dict[str, tuple[Array, Array]]
+"""Metrics as (sum, count), which add over microbatches."""
+Loss = Callable[[Params, Experience], tuple[Array, tuple[Array, Means]]]
 """(parameters, one microbatch [B, T]) -> the summed loss, (its count, metrics)."""
 
 
@@ -89,7 +78,7 @@ def make_actor_loss(config: Config, model: Model) -> Loss:
     # verl's shortcut: with one optimizer step per PPO step the policy is still the one that was scored
     on_policy = actor.ppo_epochs * config.minibatches_per_epoch == 1
 
-    def loss(params: Params, micro: Experience) -> tuple[Array, tuple[Array, dict[str, Mean]]]:
+    def loss(params: Params, micro: Experience) -> tuple[Array, tuple[Array, Means]]:
         batch = micro.batch
         logp, entropy = token_logprobs(model, params, batch, config.rollout.temperature)
         policy = policy_loss(
@@ -111,10 +100,10 @@ def make_actor_loss(config: Config, model: Model) -> Loss:
             for name, (_, x) in terms.items()
         }
         total = sum(coef * sums[name][0] for name, (coef, _) in terms.items())
-        means = {name: Mean(*both) for name, both in sums.items()} | {
-            "pg_clipfrac": Mean(policy.pg_clipfrac, policy.count),
-            "pg_clipfrac_lower": Mean(policy.pg_clipfrac_lower, policy.count),
-            "ppo_kl": Mean(policy.ppo_kl, policy.count),
+        means = sums | {
+            "pg_clipfrac": (policy.pg_clipfrac, policy.count),
+            "pg_clipfrac_lower": (policy.pg_clipfrac_lower, policy.count),
+            "ppo_kl": (policy.ppo_kl, policy.count),
         }
         return total, (sums["pg_loss"][1], means)
 
@@ -125,7 +114,7 @@ def make_critic_loss(config: Config, model: Model) -> Loss:
     """The clipped value loss, aggregated as the policy's is."""
     mode, norm_length = config.actor.loss_agg_mode, config.data.max_response_length
 
-    def loss(params: Params, micro: Experience) -> tuple[Array, tuple[Array, dict[str, Mean]]]:
+    def loss(params: Params, micro: Experience) -> tuple[Array, tuple[Array, Means]]:
         batch = micro.batch
         value = value_loss(
             values(model, params, batch),
@@ -136,9 +125,9 @@ def make_critic_loss(config: Config, model: Model) -> Loss:
         )
         total, count = aggregate(value.loss, batch.mask, batch.segment_ids, mode, norm_length=norm_length)
         means = {
-            "vf_loss": Mean(total, count),
-            "vf_clipfrac": Mean(value.vf_clipfrac, value.count),
-            "vpred_mean": Mean(value.vpred, value.count),
+            "vf_loss": (total, count),
+            "vf_clipfrac": (value.vf_clipfrac, value.count),
+            "vpred_mean": (value.vpred, value.count),
         }
         return total, (count, means)
 
@@ -183,7 +172,7 @@ def optimize(
     return params, opt_state, metrics | {"lr": lr}
 
 
-def gradient(loss: Loss, params: Params, experience: Experience, m: Int[Array, ""]) -> tuple[Params, Metrics]:
+def gradient(loss: Loss, params: Params, experience: Experience, m: int | Int[Array, ""]) -> tuple[Params, Metrics]:
     """d(sum of losses)/dp over the minibatch's microbatches, divided by the minibatch's count; means of metrics."""
     value_and_aux = jax.grad(loss, has_aux=True)
 
@@ -197,4 +186,4 @@ def gradient(loss: Loss, params: Params, experience: Experience, m: Int[Array, "
     trips = experience.batch.num_microbatches[m]
     grads, (count, means) = jax.lax.fori_loop(0, trips, add_microbatch, zeros)
     grads = jax.tree.map(lambda g: g / jnp.maximum(count, 1), grads)
-    return grads, {name: mean.value() for name, mean in means.items()}
+    return grads, {name: total / jnp.maximum(n, 1) for name, (total, n) in means.items()}

@@ -1,0 +1,129 @@
+"""What may not change an update: padding, packing, row order, microbatches and devices; and what lr = 0 leaves alone."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxppo.config import Config, MeshConfig
+from jaxppo.parallel.mesh import constrain_fn, make_mesh, row_sharding, to_global
+from jaxppo.step.init import init_state, place_state, state_shardings
+from jaxppo.step.packing import pack
+from jaxppo.step.score import make_score_step
+from jaxppo.step.state import PackedBatch, TrainState
+from jaxppo.step.update import gradient as minibatch_gradient
+from jaxppo.step.update import make_actor_loss, make_critic_loss, make_update_step
+from tests.tiny import critic_params, pad, random_rollouts, tiny_config, tiny_model
+
+ONE_DEVICE = MeshConfig(data=1, fsdp=1, tensor=1)
+
+
+def place_batch(batch: PackedBatch, mesh: jax.sharding.Mesh) -> PackedBatch:
+    rows = row_sharding(mesh, 2)
+    return jax.tree.map(lambda x: to_global(x, rows) if x.ndim == 4 else x, batch)
+
+
+class Setup:
+    """One PPO step's pieces, on a mesh: state, experience and the functions of both."""
+
+    def __init__(
+        self, batch: PackedBatch, config: Config, mesh_config: MeshConfig = ONE_DEVICE, dtype: str = "float64"
+    ) -> None:
+        self.config = config
+        self.mesh = make_mesh(mesh_config, jax.devices()[: 1 if mesh_config == ONE_DEVICE else None])
+        self.model = dataclasses.replace(tiny_model(dtype=dtype), constrain=constrain_fn(self.mesh))
+        state = init_state(config, self.model.params, critic_params(self.model), jax.random.key(3))
+        shardings = state_shardings(config, self.model, self.model, self.mesh)
+        self.state = place_state(state, shardings)
+        reference = jax.device_put(tiny_model(seed=7, dtype=dtype).params, shardings.actor)
+        score = make_score_step(config, self.model, self.mesh)
+        self.experience = score(self.state, reference, place_batch(batch, self.mesh))
+
+    def gradients(self, networks: tuple[str, ...] = ("actor", "critic")) -> dict[str, Any]:
+        """Of the first minibatch."""
+        losses = {"actor": make_actor_loss, "critic": make_critic_loss}
+
+        def compute(name: str) -> Any:
+            loss = losses[name](self.config, self.model)
+            function = jax.jit(lambda p, e: minibatch_gradient(loss, p, e, 0)[0])
+            return function(getattr(self.state, name), self.experience)
+
+        return {name: compute(name) for name in networks}
+
+    def step(self) -> tuple[dict[str, Any], TrainState, dict[str, Any]]:
+        """(gradients, next state, metrics)."""
+        gradients = self.gradients()
+        state, metrics = make_update_step(self.config, self.model, self.mesh)(self.state, self.experience)
+        return gradients, state, metrics
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float) -> None:
+    """Each leaf to `tolerance` of its own largest element."""
+    flat, _ = jax.tree.flatten_with_path(expected)
+    for (path, want), got in zip(flat, jax.tree.leaves(actual), strict=True):
+        want, got = np.asarray(want), np.asarray(got)
+        scale = max(float(np.abs(want).max()), 1e-3)
+        np.testing.assert_allclose(got, want, atol=tolerance * scale, rtol=0, err_msg=jax.tree_util.keystr(path))
+
+
+def assert_same_step(actual: tuple, expected: tuple, tolerance: float) -> None:
+    """Gradients, metrics and the next state agree; Adam divides by |g|, so parameters get a looser bound."""
+    assert_close(actual[0], expected[0], tolerance)
+    assert actual[2].keys() == expected[2].keys()
+    assert_close(actual[2], expected[2], 10 * tolerance)
+    for network in ("actor", "critic"):
+        assert_close(getattr(actual[1], network), getattr(expected[1], network), 100 * tolerance)
+    assert_close(actual[1].kl, expected[1].kl, 1e-6)
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return tiny_config(ppo_epochs=2, entropy_coeff=0.01)
+
+
+@pytest.fixture(scope="module")
+def padded(config) -> tuple:
+    """The oracle: one sequence a row, everything in float64 on one device."""
+    with jax.enable_x64(True):
+        return Setup(pad(random_rollouts(), 10, rows=6, minibatches=2), config).step()
+
+
+LAYOUTS = {
+    "wider padding, microbatches of 1 row": lambda r: pad(r, 23, rows=1, minibatches=2),
+    "packed": lambda r: pack(r, 20, rows=1, minibatches=2, longest=10),
+    "packed, 8 rows of which some are dummies": lambda r: pack(r, 11, rows=8, minibatches=2, longest=10),
+    "rows in another order": lambda r: pad(r[5::-1] + r[:5:-1], 10, rows=3, minibatches=2),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_layout_does_not_change_the_step(layout, config, padded):
+    with jax.enable_x64(True):
+        assert_same_step(Setup(LAYOUTS[layout](random_rollouts()), config).step(), padded, 1e-12)
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(data=8, fsdp=1), MeshConfig(data=2, fsdp=2, tensor=2)], ids=str)
+def test_the_mesh_does_not_change_the_step_in_float64(mesh, config, padded):
+    with jax.enable_x64(True):
+        batch = pad(random_rollouts(), 10, rows=8, minibatches=2)
+        assert_same_step(Setup(batch, config, mesh).step(), padded, 1e-12)
+
+
+def test_eight_devices_in_float32(config):
+    one = Setup(pack(random_rollouts(), 20, rows=1, minibatches=2, longest=10), config, dtype="float32")
+    batch = pack(random_rollouts(), 20, rows=8, minibatches=2, longest=10)
+    eight = Setup(batch, config, MeshConfig(), dtype="float32")
+    assert_close(eight.gradients(), one.gradients(), 1e-5)
+    assert_close(eight.experience.metrics, one.experience.metrics, 1e-4)
+
+
+@pytest.mark.parametrize("mode", ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_every_aggregation_is_free_of_the_packing(mode, config):
+    config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, loss_agg_mode=mode))
+    with jax.enable_x64(True):
+        expected = Setup(pad(random_rollouts(), 10, rows=6, minibatches=2), config)
+        actual = Setup(pack(random_rollouts(), 20, rows=1, minibatches=2, longest=10), config)
+        assert_close(actual.gradients(("actor",)), expected.gradients(("actor",)), 1e-12)
+        assert_close(actual.experience.metrics["actor/entropy"], expected.experience.metrics["actor/entropy"], 1e-12)

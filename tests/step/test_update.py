@@ -1,0 +1,186 @@
+"""The update's contract: exact where it must be exact, compiled once, nothing half done."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxppo.config import Config, KLControlConfig, MeshConfig
+from jaxppo.parallel.mesh import make_mesh
+from jaxppo.step.init import init_state, place_state, state_shardings
+from jaxppo.step.packing import Rollout, pack
+from jaxppo.step.score import make_score_step
+from jaxppo.step.state import TrainState
+from jaxppo.step.update import make_update_step
+from tests.tiny import critic_params, random_rollouts, tiny_config, tiny_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh(MeshConfig(data=1, fsdp=1), jax.devices()[:1])
+
+
+def first_state(config: Config, model: Any, mesh: Any) -> TrainState:
+    state = init_state(config, model.params, critic_params(model), jax.random.key(0))
+    return place_state(state, state_shardings(config, model, model, mesh))
+
+
+def snapshot(state: TrainState) -> TrainState:
+    return jax.tree.map(np.asarray, state.replace(key=jax.random.key_data(state.key)))
+
+
+def packed(rollouts: list[Rollout], config: Config):
+    return pack(rollouts, config.row_length, rows=1, minibatches=config.minibatches_per_epoch, longest=10)
+
+
+def with_lr(config: Config, lr: float) -> Config:
+    return dataclasses.replace(
+        config,
+        actor=dataclasses.replace(config.actor, lr=lr),
+        critic=dataclasses.replace(config.critic, lr=lr),
+    )
+
+
+def run_steps(config: Config, model: Any, mesh: Any, batches: list) -> tuple[TrainState, list[dict[str, float]]]:
+    score, update = make_score_step(config, model, mesh), make_update_step(config, model, mesh)
+    state, reference, history = first_state(config, model, mesh), jax.tree.map(jnp.copy, model.params), []
+    for batch in batches:
+        state, metrics = update(state, score(state, reference, batch))
+        history.append({name: float(x) for name, x in metrics.items()})
+    return state, history
+
+
+def test_with_lr_0_nothing_moves_and_every_ratio_is_exactly_1(model, mesh):
+    """4 epochs of 2 minibatches, packed into rows of their own lengths each step."""
+    config = with_lr(tiny_config(ppo_epochs=4, loss_agg_mode="token-mean"), 0.0)
+    before = snapshot(first_state(config, model, mesh))
+    batches = [packed(random_rollouts(seed=seed), config) for seed in range(20)]
+    state, history = run_steps(config, model, mesh, batches)
+    for network in ("actor", "critic"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(state, network), getattr(before, network))
+    for metrics in history:
+        assert metrics["actor/ppo_kl"] == 0
+        assert metrics["actor/pg_clipfrac"] == metrics["actor/pg_clipfrac_lower"] == 0
+        assert metrics["actor/reward_kl_penalty"] == 0
+        assert metrics["critic/vf_clipfrac"] == 0
+
+
+def test_the_ratio_of_an_unchanged_policy_is_bitwise_1(model, mesh):
+    """Not only its mean: the update's own log-probabilities equal the scored ones bit for bit."""
+    from jaxppo.models.logprobs import token_logprobs
+    from jaxppo.step.state import microbatch
+
+    config = tiny_config()
+    state = first_state(config, model, mesh)
+    batch = packed(random_rollouts(), config)
+    experience = make_score_step(config, model, mesh)(state, None, batch)
+
+    def loss(params: Any) -> tuple[Any, Any]:
+        logp, entropy = token_logprobs(model, params, microbatch(batch, 0, 0), 1.0)
+        return logp.sum() - 0.1 * entropy.sum(), logp
+
+    (_, logp), _ = jax.jit(jax.value_and_grad(loss, has_aux=True))(state.actor)
+    np.testing.assert_array_equal(logp, experience.old_logp[0, 0])
+
+
+def test_one_minibatch_and_one_epoch_have_ppo_kl_0_and_still_learn(model, mesh):
+    config = tiny_config(ppo_mini_batch_size=12)
+    before = jax.tree.map(np.asarray, model.params)
+    state, (metrics,) = run_steps(config, model, mesh, [packed(random_rollouts(), config)])
+    assert metrics["actor/ppo_kl"] == 0
+    assert metrics["actor/pg_clipfrac"] == 0
+    assert metrics["actor/grad_norm"] > 0
+    assert not np.array_equal(state.actor["embed"], before["embed"])
+
+
+def test_learning_raises_the_log_probability_of_what_was_rewarded(model, mesh):
+    config = dataclasses.replace(
+        tiny_config(ppo_epochs=4), algorithm=dataclasses.replace(tiny_config().algorithm, use_kl_in_reward=False)
+    )
+    rollouts = random_rollouts()
+    batch = packed(rollouts, config)
+    score = make_score_step(config, model, mesh)
+    before = score(first_state(config, model, mesh), None, batch)
+    state, _ = run_steps(config, model, mesh, [batch] * 3)
+    after = score(state, None, batch)
+    change = np.asarray(after.old_logp - before.old_logp)
+    good, bad = batch.mask & (batch.scores == 1), batch.mask & (batch.scores == 0)
+    assert change[good].mean() > 0.1 > -0.1 > change[bad].mean()
+
+
+def test_the_program_compiles_once_whatever_the_lengths(model, mesh):
+    config = tiny_config()
+    score, update = make_score_step(config, model, mesh), make_update_step(config, model, mesh)
+    state = first_state(config, model, mesh)
+    state, _ = update(state, score(state, None, packed(random_rollouts(), config)))
+    with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
+        compiled: list[str] = []
+        patch.setattr("jax._src.dispatch.log_elapsed_time", lambda *a, **k: compiled.append(str(a)))
+        for seed in range(1, 5):
+            state, _ = update(state, score(state, None, packed(random_rollouts(seed=seed), config)))
+    assert update._cache_size() == 1
+    assert compiled == []
+
+
+def test_the_given_state_is_donated(model, mesh):
+    config = tiny_config()
+    state = first_state(config, model, mesh)
+    experience = make_score_step(config, model, mesh)(state, None, packed(random_rollouts(), config))
+    make_update_step(config, model, mesh)(state, experience)
+    assert all(x.is_deleted() for x in jax.tree.leaves((state.actor, state.critic)))
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(model, mesh):
+    config = tiny_config()
+    rollouts = random_rollouts()
+    rollouts[0] = dataclasses.replace(rollouts[0], score=float("nan"))
+    before = snapshot(first_state(config, model, mesh))
+    state, (metrics,) = run_steps(config, model, mesh, [packed(rollouts, config)])
+    assert metrics["actor/skipped_updates"] == 2  # whitening spreads the NaN over both minibatches
+    assert metrics["critic/skipped_updates"] == 1
+    jax.tree.map(np.testing.assert_array_equal, state.actor, before.actor)
+    jax.tree.map(np.testing.assert_array_equal, state.actor_opt, before.actor_opt)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.critic))
+
+
+def test_the_actor_waits_for_the_critics_warm_up(model, mesh):
+    config = tiny_config()
+    config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, critic_warmup=1))
+    before = snapshot(first_state(config, model, mesh))
+    batch = packed(random_rollouts(), config)
+    state, _ = run_steps(config, model, mesh, [batch])
+    jax.tree.map(np.testing.assert_array_equal, state.actor, before.actor)
+    jax.tree.map(np.testing.assert_array_equal, state.actor_opt, before.actor_opt)
+    assert not np.array_equal(state.critic["value_head"]["kernel"], before.critic["value_head"]["kernel"])
+    state, _ = run_steps(config, model, mesh, [batch, batch])
+    assert not np.array_equal(state.actor["embed"], before.actor["embed"])
+
+
+def test_the_controller_moves_once_after_its_coefficient_was_used(model, mesh):
+    """KL 0 against a target of 0.1: the coefficient falls by 0.2 * 12 / 100 each step."""
+    config = tiny_config()
+    control = KLControlConfig(type="adaptive", kl_coef=0.5, target_kl=0.1, horizon=100)
+    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, kl_ctrl=control))
+    batch = packed(random_rollouts(), config)
+    state, history = run_steps(with_lr(config, 0.0), model, mesh, [batch, batch])
+    used = [metrics["actor/reward_kl_penalty_coeff"] for metrics in history]
+    np.testing.assert_allclose(used, [0.5, 0.5 * 0.976], rtol=1e-6)
+    np.testing.assert_allclose(float(state.kl.coef), 0.5 * 0.976**2, rtol=1e-6)
+
+
+def test_a_batch_without_any_token_in_the_loss_changes_only_what_decays(model, mesh):
+    config = with_lr(tiny_config(weight_decay=0.0), 1e-3)
+    rollouts = [dataclasses.replace(r, in_loss=False) for r in random_rollouts()]
+    before = snapshot(first_state(config, model, mesh))
+    state, (metrics,) = run_steps(config, model, mesh, [packed(rollouts, config)])
+    jax.tree.map(np.testing.assert_array_equal, state.actor, before.actor)
+    assert metrics["actor/pg_loss"] == 0
+    assert metrics["actor/grad_norm"] == 0
