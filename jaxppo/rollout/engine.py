@@ -57,3 +57,7 @@ class Engine(Protocol):
     def publish(self, params: Any, version: int) -> None:
         """Sample from these actor parameters from now on."""
         ...
+
+    def sleep(self) -> None:
+        """The trainer is done with responses until the next publish: memory that only they need may go."""
+        ...

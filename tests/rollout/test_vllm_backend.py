@@ -50,7 +50,7 @@ def tensors(seed, tied):
 
 def buckets(weights, size=5):
     names = list(weights)
-    return [{name: weights[name] for name in names[i : i + size]} for i in range(0, len(names), size)]
+    return [{(name,): weights[name][None] for name in names[i : i + size]} for i in range(0, len(names), size)]
 
 
 @pytest.fixture(scope="module", params=["repacked", "plain", "tied"])
@@ -120,9 +120,9 @@ def test_a_parameter_that_does_not_match_is_an_error(backend, fault):
         case "wrong name":
             given = buckets({k.replace("k_proj", "key"): x for k, x in weights.items()})
         case "twice":
-            given.append({name: weights[name]})
+            given.append({(name,): weights[name][None]})
         case "unexpected":
-            given.append({"model.layers.2.mlp.up_proj.weight": weights["model.layers.1.mlp.up_proj.weight"]})
+            given.append({("model.layers.2.mlp.up_proj.weight",): weights[name][None]})
     with pytest.raises(WeightsError, match="key" if fault == "wrong name" else r"k_proj|layers\.2"):
         engine.load(given, 0)
     engine.load(buckets(weights), 0)  # and a right one is welcome afterwards

@@ -21,7 +21,7 @@ class Recorder:
 
     def load(self, buckets, seed):
         self.calls.append("load")
-        arrays = {name: x for bucket in buckets for name, x in bucket.items()}
+        arrays = {name: x for bucket in buckets for (name,), (x,) in bucket.items()}
         if arrays.keys() != {"w", "b"}:
             raise RuntimeError(f"got {sorted(arrays)}")
         self.loaded = {name: (x.shape, x.dtype, float(x.sum())) for name, x in arrays.items()}
@@ -48,7 +48,11 @@ class Recorder:
 def make(sleep_level=0):
     recorder = Recorder()
     engine = VLLMEngine(
-        recorder, lambda params: ({name: x} for name, x in params.items()), sleep_level=sleep_level, engines=1, index=0
+        recorder,
+        lambda params: ({(name,): x[None]} for name, x in params.items()),
+        sleep_level=sleep_level,
+        engines=1,
+        index=0,
     )
     return engine, recorder
 
