@@ -4,6 +4,8 @@ It is reached through a private function of jax, since jax.nn.dot_product_attent
 in this file. Before jax 0.11.1 grouped queries read the wrong keys without an error.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -65,7 +67,7 @@ def cudnn_packed_attention(
     real = (segment_ids != 0)[..., None, None]
     # the kernel leaves padding's outputs and gradients unwritten: `where` on both sides keeps them out
     q, k, v = (jnp.where(real, x, 0) for x in (q, k, v))
-    out = dot_product_attention(
+    out: Any = dot_product_attention(
         q, k, v, q_seqlen=lengths, kv_seqlen=lengths, q_offsets=starts, kv_offsets=starts,
         scale=q.shape[-1] ** -0.5, mask_type=MaskType.PADDING_CAUSAL,
     )  # fmt: skip
