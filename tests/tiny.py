@@ -43,7 +43,7 @@ def critic_params(model: Model, seed: int = 1) -> Any:
     backbone = tiny_model(seed, str(np.dtype(model.param_dtype))).params
     head = init_value_head(model.config)
     kernel = 0.1 * jax.random.normal(jax.random.key(seed + 2), head["kernel"].shape)
-    return {**backbone, "value_head": {**head, "kernel": kernel.astype(head["kernel"].dtype)}}
+    return {**backbone, "value_head": {**head, "kernel": kernel}}
 
 
 def tiny_config(**actor: Any) -> Config:

@@ -80,7 +80,7 @@ def test_the_ratio_of_an_unchanged_policy_is_bitwise_1(model, mesh):
 
     config = tiny_config()
     state = first_state(config, model, mesh)
-    batch = packed(random_rollouts(), config)
+    batch = jax.tree.map(jnp.asarray, packed(random_rollouts(), config))
     experience = make_score_step(config, model, mesh)(state, None, batch)
 
     def loss(params: Any) -> tuple[Any, Any]:

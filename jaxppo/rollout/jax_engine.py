@@ -1,0 +1,109 @@
+"""The built-in engine: the trainer's own weights on its own mesh, without a copy."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxppo.config import UserError
+from jaxppo.models import Model
+from jaxppo.rollout.decode import Queue, Shape, make_generate
+from jaxppo.rollout.engine import Completion, Sampling
+
+QUEUE_MULTIPLE = 64
+"""Calls with a different number of sequences share a program up to the next multiple."""
+
+
+class JaxEngine:
+    """Continuous batching over `max_num_seqs` slots; see the Engine protocol for what it promises.
+
+    One program is compiled for each combination of greedy / top_k / top_p and of queue size (in multiples of
+    QUEUE_MULTIPLE), none for lengths, temperatures or seeds.
+    """
+
+    def __init__(self, model: Model, *, max_num_seqs: int, max_prompt_length: int, max_response_length: int) -> None:
+        self._model = model
+        self._max_num_seqs = max_num_seqs
+        self._max_prompt_length = max_prompt_length
+        self._max_response_length = max_response_length
+        self._params: Any = None
+        self._version = -1
+        self._programs: dict[Shape, Callable] = {}
+
+    def publish(self, params: Any, version: int) -> None:
+        self._params, self._version = params, version
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, key: jax.Array) -> list[Completion]:
+        if self._params is None:
+            raise RuntimeError("generate before the first publish")
+        self._check(prompts, sampling)
+        if not prompts:
+            return []
+        queue, count = self._queue(prompts, sampling, key), len(prompts) * sampling.n
+        # every device has its share of the slots and of the prompts that are prefilled at a time
+        shards = self._model.row_shards
+        slots = -(-min(self._max_num_seqs, len(queue.prompts)) // shards) * shards
+        shape = Shape(
+            slots=slots,
+            group=-(-slots // (8 * shards)) * shards,
+            prompt_length=self._max_prompt_length,
+            new_tokens=self._max_response_length,
+            greedy=sampling.temperature == 0,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+        )
+        if shape not in self._programs:
+            self._programs[shape] = make_generate(self._model, shape)
+        responses = self._programs[shape](self._params, queue)
+        tokens, logprobs, lengths = jax.device_get((responses.tokens, responses.logprobs, responses.lengths))
+        return [
+            self._completion(tokens[i, :n], logprobs[i, :n], sampling) for i, n in enumerate(lengths[:count].tolist())
+        ]
+
+    def _completion(self, tokens: np.ndarray, logprobs: np.ndarray, sampling: Sampling) -> Completion:
+        reason = "stop" if int(tokens[-1]) in sampling.eos_ids else "length"
+        return Completion(tokens, logprobs, reason, self._version)
+
+    def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
+        vocab = self._model.config.vocab_size
+        for i, prompt in enumerate(prompts):
+            if not 0 < len(prompt) <= self._max_prompt_length:
+                raise UserError(
+                    f"prompt {i} has {len(prompt)} tokens: 1 to data.max_prompt_length = {self._max_prompt_length} "
+                    "are possible"
+                )
+            if not 0 <= min(prompt) <= max(prompt) < vocab:
+                raise UserError(f"prompt {i} has a token outside the model's vocabulary of {vocab}")
+        if not 1 <= sampling.max_new_tokens <= self._max_response_length:
+            raise UserError(
+                f"max_new_tokens = {sampling.max_new_tokens}: 1 to data.max_response_length = "
+                f"{self._max_response_length} are possible"
+            )
+
+    def _queue(self, prompts: Sequence[Sequence[int]], sampling: Sampling, key: jax.Array) -> Queue:
+        count = len(prompts) * sampling.n
+        capacity = -(-count // QUEUE_MULTIPLE) * QUEUE_MULTIPLE
+        tokens = np.zeros((capacity, self._max_prompt_length), np.int32)
+        lengths = np.ones(capacity, np.int32)
+        for i, prompt in enumerate(prompts):
+            here = slice(i * sampling.n, (i + 1) * sampling.n)
+            tokens[here, : len(prompt)] = prompt
+            lengths[here] = len(prompt)
+        of = np.arange(capacity)
+        return Queue(
+            prompts=jnp.asarray(tokens),
+            prompt_lengths=jnp.asarray(lengths),
+            keys=_sequence_keys(key, jnp.asarray(of // sampling.n), jnp.asarray(of % sampling.n)),
+            size=jnp.int32(count),
+            temperature=jnp.float32(sampling.temperature),
+            eos_ids=jnp.asarray(sampling.eos_ids, jnp.int32),
+            max_new_tokens=jnp.int32(sampling.max_new_tokens),
+        )
+
+
+@jax.jit
+def _sequence_keys(key: jax.Array, prompt: jax.Array, sample: jax.Array) -> jax.Array:
+    """fold_in(fold_in(key, prompt), sample) for each sequence."""
+    return jax.vmap(lambda i, j: jax.random.fold_in(jax.random.fold_in(key, i), j))(prompt, sample)
