@@ -16,6 +16,7 @@ from jaxppo.models.heads import values
 from jaxppo.models.logprobs import token_logprobs
 from jaxppo.parallel.mesh import row_sharding
 from jaxppo.rl.advantages import gae, token_rewards
+from jaxppo.rl.correction import importance_weights
 from jaxppo.rl.kl import kl_estimate
 from jaxppo.rl.losses import aggregate, explained_variance
 from jaxppo.rl.masked import masked_mean, segment_sum, whiten
@@ -77,6 +78,7 @@ def make_experience(
         advantages=whiten(raw, mask),
         returns=returns,
         kl=_mean(kl, batch, "seq-mean-token-mean"),
+        importance=None,
         metrics={},
     )
     metrics = _metrics(config, experience, rewards, entropy)
@@ -84,6 +86,12 @@ def make_experience(
         metrics["actor/reward_kl_penalty"] = experience.kl
     if algorithm.use_kl_in_reward:
         metrics["actor/reward_kl_penalty_coeff"] = coef
+    correction = algorithm.rollout_correction
+    if correction.rollout_is != "none":
+        level, cap = correction.rollout_is, correction.threshold
+        weights = importance_weights(old_logp, batch.rollout_logp, mask, segments, level=level, cap=cap)
+        metrics |= {f"rollout_corr/rollout_is_{key}": x for key, x in _summary(weights, mask).items()}
+        experience = experience.replace(importance=weights)
     return experience.replace(metrics=metrics)
 
 

@@ -74,6 +74,8 @@ class Experience:
     returns: Float[Array, "M K B T"]
     kl: Float[Array, ""]
     """Mean over sequences of the token-mean KL to the reference, of the kind used in the reward."""
+    importance: Float[Array, "M K B T"] | None
+    """Weights of the policy loss against the engine's mismatch; None where rollout_correction is off."""
     metrics: dict[str, jax.Array]
 
 

@@ -90,7 +90,8 @@ def make_actor_loss(config: Config, model: Model) -> Loss:
             clip_high=actor.clip_ratio_high,
             clip_c=actor.clip_ratio_c,
         )
-        terms = {"pg_loss": (1.0, policy.loss)}
+        weighted = policy.loss if micro.importance is None else policy.loss * micro.importance
+        terms = {"pg_loss": (1.0, weighted)}
         if actor.entropy_coeff != 0:
             terms["entropy_loss"] = (-actor.entropy_coeff, entropy)
         if actor.use_kl_loss:
