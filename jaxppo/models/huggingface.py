@@ -30,7 +30,7 @@ def resolve_folder(path: str) -> Path:
     if Path(path).is_dir():
         return Path(path)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]))
@@ -73,12 +73,12 @@ def load_params(folder: Path, architecture: Architecture, dtype: Any) -> Params:
             raise UserError(f"model.path = {folder}: {name} is {tensor.shape}, config.json means {expected[name]}")
         return tensor.astype(dtype)
 
-    if architecture.tied_embeddings and "lm_head.weight" in files:
-        if not np.array_equal(read("lm_head.weight"), read("model.embed_tokens.weight")):
-            raise UserError(
-                f"model.path = {folder}: config.json says tie_word_embeddings = true, but lm_head.weight differs "
-                "from the embeddings: set it to false"
-            )
+    claims_tied = architecture.tied_embeddings and "lm_head.weight" in files
+    if claims_tied and not np.array_equal(read("lm_head.weight"), read("model.embed_tokens.weight")):
+        raise UserError(
+            f"model.path = {folder}: config.json says tie_word_embeddings = true, but lm_head.weight differs "
+            "from the embeddings: set it to false"
+        )
     leaves = {}
     for path, p in declare(architecture).items():
         if p.stacked:

@@ -1,0 +1,124 @@
+"""The one place where settings are checked, before anything is loaded or compiled."""
+
+import math
+from typing import Any
+
+from jaxppo.config import Config, ConfigError
+
+
+def check(config: Config) -> Config:
+    """The config as it was given. Raises ConfigError naming the settings, their values and the valid ones."""
+    _check_numbers(config)
+    _check_batches(config)
+    _check_kl(config)
+    _check_data(config)
+    return config
+
+
+def _require(valid: bool, setting: str, value: Any, valid_values: str) -> None:
+    if not valid:
+        raise ConfigError(f"{setting} = {value}: valid is {valid_values}")
+
+
+def _check_numbers(c: Config) -> None:
+    positive = {
+        "data.train_batch_size": c.data.train_batch_size,
+        "data.max_prompt_length": c.data.max_prompt_length,
+        "data.max_response_length": c.data.max_response_length,
+        "rollout.n": c.rollout.n,
+        "rollout.val_n": c.rollout.val_n,
+        "rollout.max_num_seqs": c.rollout.max_num_seqs,
+        "rollout.temperature": c.rollout.temperature,
+        "actor.ppo_mini_batch_size": c.actor.ppo_mini_batch_size,
+        "actor.ppo_epochs": c.actor.ppo_epochs,
+        "actor.clip_ratio_low": c.actor.clip_ratio_low,
+        "actor.clip_ratio_high": c.actor.clip_ratio_high,
+        "actor.grad_clip": c.actor.grad_clip,
+        "critic.grad_clip": c.critic.grad_clip,
+        "critic.cliprange_value": c.critic.cliprange_value,
+        "trainer.total_epochs": c.trainer.total_epochs,
+    }
+    for setting, value in positive.items():
+        _require(math.isfinite(value) and value > 0, setting, value, "a number > 0")
+    not_negative = {
+        "rollout.val_temperature": c.rollout.val_temperature,
+        "actor.lr": c.actor.lr,
+        "critic.lr": c.critic.lr,
+        "actor.weight_decay": c.actor.weight_decay,
+        "critic.weight_decay": c.critic.weight_decay,
+        "actor.entropy_coeff": c.actor.entropy_coeff,
+        "actor.lr_warmup_steps": c.actor.lr_warmup_steps,
+        "critic.lr_warmup_steps": c.critic.lr_warmup_steps,
+        "trainer.critic_warmup": c.trainer.critic_warmup,
+        "trainer.log_val_generations": c.trainer.log_val_generations,
+    }
+    for setting, value in not_negative.items():
+        _require(math.isfinite(value) and value >= 0, setting, value, "a number >= 0")
+    unit = {"algorithm.gamma": c.algorithm.gamma, "algorithm.lam": c.algorithm.lam}
+    unit |= {"actor.min_lr_ratio": c.actor.min_lr_ratio, "critic.min_lr_ratio": c.critic.min_lr_ratio}
+    for setting, value in unit.items():
+        _require(0 <= value <= 1, setting, value, "a number from 0 to 1")
+    for setting, betas in {"actor.betas": c.actor.betas, "critic.betas": c.critic.betas}.items():
+        _require(all(0 <= beta < 1 for beta in betas), setting, betas, "two numbers from 0 to under 1")
+    _require(0 < c.rollout.top_p <= 1, "rollout.top_p", c.rollout.top_p, "a number over 0 up to 1")
+    _require(c.rollout.top_k == -1 or c.rollout.top_k > 0, "rollout.top_k", c.rollout.top_k, "-1 (all) or > 0")
+    _require(c.actor.clip_ratio_c > 1, "actor.clip_ratio_c", c.actor.clip_ratio_c, "a number > 1")
+    for setting, value in {"trainer.save_freq": c.trainer.save_freq, "trainer.test_freq": c.trainer.test_freq}.items():
+        _require(value == -1 or value > 0, setting, value, "-1 (only at the end) or a number of steps > 0")
+    optional = {
+        "trainer.total_training_steps": c.trainer.total_training_steps,
+        "trainer.max_ckpt_to_keep": c.trainer.max_ckpt_to_keep,
+    }
+    for setting, value in optional.items():
+        _require(value is None or value > 0, setting, value, "None or a number > 0")
+    for setting, value in {
+        "data.train_max_samples": c.data.train_max_samples,
+        "data.val_max_samples": c.data.val_max_samples,
+    }.items():
+        _require(value == -1 or value > 0, setting, value, "-1 (all) or a number > 0")
+
+
+def _check_batches(c: Config) -> None:
+    batch, minibatch = c.data.train_batch_size, c.actor.ppo_mini_batch_size
+    if batch % minibatch:
+        divisors = ", ".join(str(d) for d in range(1, batch + 1) if batch % d == 0)
+        raise ConfigError(
+            f"actor.ppo_mini_batch_size = {minibatch} does not divide data.train_batch_size = {batch}: "
+            f"valid sizes are {divisors}"
+        )
+    longest = c.max_sequence_length
+    lengths = f"data.max_prompt_length + data.max_response_length = {longest}"
+    if c.actor.row_length is not None and c.actor.row_length < longest:
+        raise ConfigError(f"actor.row_length = {c.actor.row_length}: must be at least {lengths}")
+    if c.actor.max_tokens_per_device < c.row_length:
+        raise ConfigError(
+            f"actor.max_tokens_per_device = {c.actor.max_tokens_per_device}: must be at least a row of "
+            f"{c.row_length} tokens ({lengths})"
+        )
+
+
+def _check_kl(c: Config) -> None:
+    if c.algorithm.use_kl_in_reward and c.actor.use_kl_loss:
+        raise ConfigError(
+            "algorithm.use_kl_in_reward and actor.use_kl_loss are both true: the KL is a penalty in the reward or a "
+            "loss, set one to false"
+        )
+    control = c.algorithm.kl_ctrl
+    _require(
+        math.isfinite(control.kl_coef) and control.kl_coef >= 0, "algorithm.kl_ctrl.kl_coef", control.kl_coef, ">= 0"
+    )
+    _require(c.actor.kl_loss_coef >= 0, "actor.kl_loss_coef", c.actor.kl_loss_coef, "a number >= 0")
+    if control.type == "adaptive":
+        _require(control.target_kl > 0, "algorithm.kl_ctrl.target_kl", control.target_kl, "a number > 0")
+        _require(control.horizon > 0, "algorithm.kl_ctrl.horizon", control.horizon, "a number of sequences > 0")
+        _require(
+            c.sequences_per_step <= 5 * control.horizon,
+            "algorithm.kl_ctrl.horizon",
+            control.horizon,
+            f"at least a fifth of the {c.sequences_per_step} sequences of a step, or one step could set the "
+            "coefficient to 0",
+        )
+
+
+def _check_data(c: Config) -> None:
+    _require(bool(c.data.train_files), "data.train_files", c.data.train_files, "at least one .parquet or .jsonl file")

@@ -1,0 +1,1 @@
+"""The effectful rim: the loop, checkpoints, metrics and validation."""

@@ -1,0 +1,154 @@
+"""Checkpoints: the whole TrainState and where the data stands, written by Orbax in the background, complete or absent.
+
+Layout: output_dir/checkpoints/step_N/{state, extra}. A directory counts once Orbax has finished it; what a killed
+process left is set aside. An old one is deleted only after its successor is complete.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxppo.config import Config, ConfigError, UserError
+from jaxppo.step.state import TrainState
+
+MAY_CHANGE = ("trainer", "rollout", "mesh", "reward")
+"""Sections that a resumed run may set anew without a word."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumed:
+    """What a checkpoint holds."""
+
+    state: TrainState
+    data: dict[str, Any]
+    """The prompt loader's state."""
+    config: dict[str, Any]
+    fingerprint: str
+    """Of the training prompts."""
+
+
+class Checkpoints:
+    """The checkpoints of one run. Raises UserError where the directory cannot be written."""
+
+    def __init__(self, output_dir: str, max_to_keep: int | None) -> None:
+        self.directory = Path(output_dir).absolute() / "checkpoints"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for path in self.directory.glob("step_*"):
+                if not is_complete(path):
+                    path.rename(_free_name(path.with_name(f"incomplete_{path.name}")))
+        except OSError as error:
+            raise UserError(f"trainer.output_dir = {output_dir}: cannot be written ({error.strerror})") from None
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=max_to_keep, step_prefix="step", cleanup_tmp_directories=True, enable_async_checkpointing=True
+        )
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def save(self, step: int, state: TrainState, data: dict[str, Any], config: Config, fingerprint: str) -> None:
+        """Copies the state to the host now and writes it in the background; `wait` or the next save ends that."""
+        extra = {"data": data, "config": dataclasses.asdict(config), "fingerprint": fingerprint}
+        args = ocp.args.Composite(state=ocp.args.StandardSave(_with_key_data(state)), extra=ocp.args.JsonSave(extra))
+        try:
+            self._manager.save(step, args=args, force=True)
+        except OSError as error:
+            raise _cannot_save(self.directory, error) from None
+
+    def wait(self) -> None:
+        """Until the last save is complete."""
+        try:
+            self._manager.wait_until_finished()
+        except OSError as error:
+            raise _cannot_save(self.directory, error) from None
+
+    def close(self) -> None:
+        self.wait()
+        self._manager.close()
+
+    def find(self, resume: str) -> Path | None:
+        """The checkpoint that trainer.resume means, or None for a new run. Raises ConfigError for a bad path."""
+        if resume == "never":
+            return None
+        if resume == "auto":
+            step = self._manager.latest_step()
+            return None if step is None else self.directory / f"step_{step}"
+        path = Path(resume).absolute()
+        if not is_complete(path):
+            raise ConfigError(f"trainer.resume = {resume}: valid is auto, never, or the path of a complete checkpoint")
+        return path
+
+
+def restore(path: Path, abstract_state: TrainState) -> Resumed:
+    """Reads a checkpoint into the layout of `abstract_state` (shapes with shardings), whatever mesh wrote it."""
+    args = ocp.args.Composite(
+        state=ocp.args.StandardRestore(_with_key_data(abstract_state)), extra=ocp.args.JsonRestore()
+    )
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        try:
+            loaded = checkpointer.restore(path, args=args)
+        except (ValueError, OSError, KeyError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"{path}: this checkpoint cannot be restored into the configured model ({reason})"
+            ) from None
+    state, extra = loaded["state"], loaded["extra"]
+    key = jax.random.wrap_key_data(state.key, impl=str(jax.random.key_impl(abstract_state.key)))
+    return Resumed(state.replace(key=key), extra["data"], extra["config"], extra["fingerprint"])
+
+
+def check_resumable(resumed: Resumed, config: Config, fingerprint: str) -> list[str]:
+    """The settings that differ from the checkpoint's, as lines. Raises UserError where the data is not the same."""
+    if resumed.fingerprint != fingerprint:
+        raise UserError(
+            "data.train_files: the prompts differ from those of the checkpoint, whose position in them would mean "
+            "nothing: restore the files, or start a new run with trainer.resume = never and another trainer.output_dir"
+        )
+    return [
+        f"{name}: {old!r} in the checkpoint, {new!r} now"
+        for name, old, new in _differences(resumed.config, _plain(dataclasses.asdict(config)))
+        if not name.startswith(MAY_CHANGE)
+    ]
+
+
+def is_complete(path: Path) -> bool:
+    """Whether Orbax finished this directory."""
+    return all((path / name).exists() for name in ("_CHECKPOINT_METADATA", "state/_METADATA", "extra/metadata"))
+
+
+def _with_key_data(state: TrainState) -> TrainState:
+    """The same with the PRNG key as plain integers."""
+    if isinstance(state.key, jax.ShapeDtypeStruct):
+        data = jax.eval_shape(jax.random.key_data, state.key)
+        return state.replace(key=jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=state.key.sharding))
+    return state.replace(key=jax.random.key_data(state.key))
+
+
+def _plain(x: Any) -> Any:
+    """As JSON gives it back: tuples are lists."""
+    if isinstance(x, dict):
+        return {key: _plain(value) for key, value in x.items()}
+    return [_plain(value) for value in x] if isinstance(x, tuple | list) else x
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append((f"{prefix}{key}", a, b))
+    return found
+
+
+def _free_name(path: Path) -> Path:
+    candidates = (path.with_name(f"{path.name}.{i}" if i else path.name) for i in range(10_000))
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def _cannot_save(directory: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{directory}: a checkpoint could not be written ({error.strerror}); the last complete one is kept"
+    )

@@ -1,0 +1,99 @@
+"""What a run writes down: one JSON object a step, verl's names, and a line for people."""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxppo.rollout.engine import Completion
+
+Metrics = dict[str, float]
+
+
+class Stopwatch:
+    """Seconds by phase: `with watch("gen"): ...` gives timing_s/gen."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def metrics(self) -> Metrics:
+        """timing_s/* of each phase and of the whole step so far."""
+        phases = self.seconds | {"step": time.perf_counter() - self._start}
+        return {f"timing_s/{phase}": seconds for phase, seconds in phases.items()}
+
+
+def rollout_metrics(
+    prompt_lengths: Sequence[int],
+    completions: Sequence[Completion],
+    scores: np.ndarray,
+    limits: tuple[int, int],
+) -> Metrics:
+    """Scores and lengths (tokens) of a batch; `limits` are the greatest prompt and response lengths."""
+    responses = np.array([len(c.tokens) for c in completions])
+    prompts = np.array(prompt_lengths)
+    truncated = np.array([c.finish_reason == "length" for c in completions])
+    metrics: Metrics = {}
+    for name, x in {"critic/score": scores, "response_length": responses, "prompt_length": prompts}.items():
+        metrics |= {f"{name}/{key}": float(f(x)) for key, f in (("mean", np.mean), ("max", np.max), ("min", np.min))}
+    metrics["response_length/clip_ratio"] = float(truncated.mean())
+    metrics["prompt_length/clip_ratio"] = float((prompts >= limits[0]).mean())
+    return metrics
+
+
+def performance_metrics(timing: Metrics, prompt_tokens: int, response_tokens: int, devices: int) -> Metrics:
+    """Tokens per second and device over the whole step, and milliseconds per token of its phases."""
+    total = prompt_tokens + response_tokens
+    seconds = timing["timing_s/step"]
+    metrics = {
+        "perf/total_num_tokens": float(total),
+        "perf/time_per_step": seconds,
+        "perf/throughput": total / (seconds * devices),
+    }
+    for phase, tokens in {"gen": response_tokens, "score": total, "update": total}.items():
+        metrics[f"timing_per_token_ms/{phase}"] = 1e3 * timing[f"timing_s/{phase}"] / tokens
+    return metrics
+
+
+class MetricsFile:
+    """metrics.jsonl: a line a step, in order, each step once, also over a resume or a kill in mid-line."""
+
+    def __init__(self, path: Path, resumed_step: int) -> None:
+        """Keeps the lines of steps up to `resumed_step`; what came after it will be computed again."""
+        kept = [line for line in read_metrics(path) if line["step"] <= resumed_step] if path.exists() else []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        temporary.replace(path)
+        self._file = path.open("a")
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Numbers that are not finite become null: JSON has none."""
+        finite = {name: x if math.isfinite(x) else None for name, x in sorted(metrics.items())}
+        self._file.write(json.dumps({"step": step, **finite}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a metrics.jsonl."""
+    lines = []
+    for line in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break  # the process was killed while it wrote this line
+    return lines

@@ -1,0 +1,39 @@
+"""The picture beside the metrics: reward, KL with its target, coefficient, accuracy, entropy and length by step."""
+
+from pathlib import Path
+
+from jaxppo.config import KLControlConfig
+from jaxppo.run.metrics import read_metrics
+
+PANELS = (
+    ("mean score", "critic/score/mean"),
+    ("KL to the reference (nats per token)", "actor/reward_kl_penalty"),
+    ("KL coefficient", "actor/reward_kl_penalty_coeff"),
+    ("held-out accuracy", "val-core/"),
+    ("entropy (nats per token)", "actor/entropy"),
+    ("response length (tokens)", "response_length/mean"),
+)
+
+
+def plot(metrics_file: Path, picture: Path, control: KLControlConfig) -> None:
+    """Writes a PNG of six panels; a metric that the run does not have leaves its panel empty."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    lines = read_metrics(metrics_file)
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.5), layout="constrained")
+    for axis, (title, prefix) in zip(axes.flat, PANELS, strict=True):
+        for name in sorted({name for line in lines for name in line if name.startswith(prefix)}):
+            points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+            axis.plot(*zip(*points, strict=True), marker="o" if prefix.endswith("/") else "", label=name)
+            if prefix.endswith("/"):
+                axis.legend(fontsize="small")
+        if prefix == "actor/reward_kl_penalty" and control.type == "adaptive":
+            axis.axhline(control.target_kl, linestyle="--", color="gray", label="target")
+            axis.legend(fontsize="small")
+        axis.set(title=title, xlabel="PPO step")
+        axis.grid(alpha=0.3)
+    figure.savefig(picture, dpi=110)
+    pyplot.close(figure)

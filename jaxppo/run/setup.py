@@ -1,0 +1,195 @@
+"""Everything that a run needs before its first step, built from the config alone."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxppo.config import Config, ConfigError
+from jaxppo.data.chat import eos_ids, load_tokenizer
+from jaxppo.data.loader import PromptLoader
+from jaxppo.data.prompts import PromptSet, load_prompts
+from jaxppo.models import Architecture, Model, init_params, load
+from jaxppo.models.heads import init_value_head
+from jaxppo.models.huggingface import load_params, resolve_folder
+from jaxppo.parallel.mesh import constrain_fn, make_mesh, num_row_shards
+from jaxppo.rewards.scoring import RewardFunction, load_reward
+from jaxppo.rollout.engine import Engine, Sampling
+from jaxppo.rollout.jax_engine import JaxEngine
+from jaxppo.run.checkpoint import Checkpoints, check_resumable, restore
+from jaxppo.step.init import actor_shardings, init_state, state_shardings
+from jaxppo.step.packing import rows_bound
+from jaxppo.step.score import ScoreStep, make_score_step
+from jaxppo.step.state import Params, TrainState
+from jaxppo.step.update import UpdateStep, make_update_step
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """The parts of a run, ready for step `state.step`."""
+
+    config: Config
+    """With trainer.total_training_steps resolved."""
+    mesh: Mesh
+    tokenizer: Any
+    train: PromptSet
+    val: PromptSet | None
+    loader: PromptLoader
+    reward: RewardFunction
+    engine: Engine
+    sampling: Sampling
+    val_sampling: Sampling
+    score: ScoreStep
+    update: UpdateStep
+    state: TrainState
+    reference: Params | None
+    checkpoints: Checkpoints
+    rows: int
+    """Rows of a microbatch, over all devices."""
+    notes: tuple[str, ...]
+    """What a person should know before the first step."""
+
+
+def build(config: Config) -> Run:
+    """Loads data and models, finds the checkpoint to go on from, and makes the step functions."""
+    mesh = make_mesh(config.mesh)
+    folder = resolve_folder(config.model.path)
+    tokenizer = load_tokenizer(str(folder))
+    reward = load_reward(config.reward.function)
+    train, val, loader = _load_data(config, tokenizer)
+    total = config.trainer.total_training_steps
+    steps = config.trainer.total_epochs * loader.steps_per_epoch if total is None else total
+    config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, total_training_steps=steps))
+
+    actor_model = _model(config, str(folder), mesh)
+    critic_path = folder if config.critic.path is None else resolve_folder(config.critic.path)
+    critic_model = _model(config, str(critic_path), mesh)
+    if critic_model.config.vocab_size != actor_model.config.vocab_size:
+        raise ConfigError(
+            f"critic.path = {config.critic.path}: its vocabulary of {critic_model.config.vocab_size} is not the "
+            f"actor's {actor_model.config.vocab_size}: both read the same token ids"
+        )
+    checkpoints = Checkpoints(config.trainer.output_dir, config.trainer.max_ckpt_to_keep)
+    notes = [f"{train.dropped} overlong prompts dropped, {train.truncated} truncated"]
+    state = _abstract_state(config, actor_model, critic_model, mesh)
+    found = checkpoints.find(config.trainer.resume)
+    if found is None:
+        state = _first_state(config, actor_model, critic_model, str(folder), str(critic_path), mesh)
+    else:
+        resumed = restore(found, state)
+        notes += [f"resuming from {found}", *check_resumable(resumed, config, train.fingerprint)]
+        loader.load_state_dict(resumed.data)
+        state = resumed.state
+    reference = None
+    if config.needs_reference:
+        reference = _base_params(config, actor_model, str(folder), 0)
+        reference = jax.device_put(reference, actor_shardings(actor_model, mesh))
+    eos = eos_ids(folder, tokenizer)
+    return Run(
+        config=config,
+        mesh=mesh,
+        tokenizer=tokenizer,
+        train=train,
+        val=val,
+        loader=loader,
+        reward=reward,
+        engine=_engine(config, actor_model),
+        sampling=Sampling(
+            temperature=config.rollout.temperature,
+            top_k=config.rollout.top_k,
+            top_p=config.rollout.top_p,
+            n=config.rollout.n,
+            max_new_tokens=config.data.max_response_length,
+            eos_ids=eos,
+        ),
+        val_sampling=Sampling(
+            temperature=config.rollout.val_temperature,
+            n=config.rollout.val_n,
+            max_new_tokens=config.data.max_response_length,
+            eos_ids=eos,
+        ),
+        score=make_score_step(config, actor_model, mesh, critic_model),
+        update=make_update_step(config, actor_model, mesh, critic_model),
+        state=state,
+        reference=reference,
+        checkpoints=checkpoints,
+        rows=rows_per_microbatch(config, mesh),
+        notes=tuple(notes),
+    )
+
+
+def rows_per_microbatch(config: Config, mesh: Mesh) -> int:
+    """As many rows as max_tokens_per_device allows on each device, but no more than a minibatch can fill."""
+    shards = num_row_shards(mesh)
+    sequences = config.actor.ppo_mini_batch_size * config.rollout.n
+    needed = rows_bound(sequences, config.max_sequence_length, config.row_length)
+    return shards * min(config.actor.max_tokens_per_device // config.row_length, -(-needed // shards))
+
+
+def _load_data(config: Config, tokenizer: Any) -> tuple[PromptSet, PromptSet | None, PromptLoader]:
+    data = config.data
+    train = load_prompts(data.train_files, data, tokenizer, data.train_max_samples, "data.train_files")
+    val = None
+    if data.val_files:
+        val = load_prompts(data.val_files, data, tokenizer, data.val_max_samples, "data.val_files")
+    loader = PromptLoader(train.prompts, data.train_batch_size, shuffle=data.shuffle, seed=data.seed)
+    return train, val, loader
+
+
+def _model(config: Config, folder: str, mesh: Mesh) -> Model:
+    """A network's functions, without parameters."""
+    return load(
+        Architecture.from_folder(folder),
+        dtype=config.model.dtype,
+        param_dtype=config.model.param_dtype,
+        remat=config.model.remat,
+        attention=config.model.attention,
+        constrain=constrain_fn(mesh),
+        row_shards=num_row_shards(mesh),
+    )
+
+
+def _base_params(config: Config, model: Model, folder: str, salt: int) -> Params:
+    """The parameters that training starts from; `salt` tells random networks apart."""
+    if config.model.init == "random":
+        key = jax.random.fold_in(jax.random.key(config.trainer.seed), salt)
+        return init_params(model.config, key, model.param_dtype)
+    return load_params(resolve_folder(folder), model.config, model.param_dtype)
+
+
+def _first_state(
+    config: Config, actor: Model, critic: Model, folder: str, critic_folder: str, mesh: Mesh
+) -> TrainState:
+    shardings = state_shardings(config, actor, critic, mesh)
+    actor_params = jax.device_put(_base_params(config, actor, folder, 0), shardings.actor)
+    backbone = _base_params(config, critic, critic_folder, 1)
+    critic_params = {**backbone, "value_head": init_value_head(critic.config)}
+    critic_params = jax.device_put(critic_params, shardings.critic)
+    init = jax.jit(partial(init_state, config), out_shardings=shardings, donate_argnums=(0, 1))
+    return init(actor_params, critic_params, jax.random.key(config.trainer.seed))
+
+
+def _abstract_state(config: Config, actor: Model, critic: Model, mesh: Mesh) -> TrainState:
+    """Shapes and layouts of a TrainState, nothing allocated."""
+    shardings = state_shardings(config, actor, critic, mesh)
+
+    def init() -> TrainState:
+        key = jax.random.key(config.trainer.seed)
+        actor_params = init_params(actor.config, key, actor.param_dtype)
+        critic_params = init_params(critic.config, key, critic.param_dtype)
+        return init_state(config, actor_params, {**critic_params, "value_head": init_value_head(critic.config)}, key)
+
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), jax.eval_shape(init), shardings
+    )
+
+
+def _engine(config: Config, model: Model) -> Engine:
+    return JaxEngine(
+        model,
+        max_num_seqs=config.rollout.max_num_seqs,
+        max_prompt_length=config.data.max_prompt_length,
+        max_response_length=config.data.max_response_length,
+    )

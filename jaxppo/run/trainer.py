@@ -1,0 +1,149 @@
+"""The loop: prompts -> responses -> scores -> one packed batch -> one update -> new weights to the engine.
+
+All that the algorithm remembers is in the TrainState; everything here can be thrown away and built again.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxppo.checks import check
+from jaxppo.config import Config
+from jaxppo.parallel.mesh import row_sharding, to_global
+from jaxppo.rollout.engine import Completion
+from jaxppo.run.console import Display
+from jaxppo.run.metrics import Metrics, MetricsFile, Stopwatch, performance_metrics, rollout_metrics
+from jaxppo.run.report import plot
+from jaxppo.run.setup import Run, build
+from jaxppo.run.validation import mean_accuracy, score_completions, validate
+from jaxppo.step.packing import Rollout, pack
+from jaxppo.step.state import PackedBatch, TrainState
+
+
+def train(config: Config) -> TrainState:
+    """Runs PPO as configured and returns the last state; checkpoints, metrics and a plot lie in output_dir.
+
+    Raises UserError for what the user must mend.
+    """
+    run = build(check(config))
+    output_dir = Path(run.config.trainer.output_dir)
+    (output_dir / "config.json").write_text(json.dumps(dataclasses.asdict(run.config), indent=2) + "\n")
+    first_step, total_steps = int(run.state.step), run.config.trainer.total_training_steps or 0
+    metrics_file = MetricsFile(output_dir / "metrics.jsonl", first_step)
+    state, accuracy = run.state, {}
+    with Display(total_steps, first_step) as display:
+        for note in run.notes:
+            display.say(note)
+        run.engine.publish(state.actor, first_step)
+        if first_step == 0 and run.config.trainer.val_before_train and run.val is not None:
+            accuracy["before"] = _validate(run, state, 0, {}, display, metrics_file)
+        for step in range(first_step + 1, total_steps + 1):
+            state, metrics = ppo_step(run, state)
+            last = step == total_steps
+            if run.val is not None and (last or _is_due(step, run.config.trainer.test_freq)):
+                accuracy["after"] = _validate(run, state, step, metrics, display, metrics_file)
+            else:
+                metrics_file.write(step, metrics)
+            display.step(step, metrics)
+            if last or _is_due(step, run.config.trainer.save_freq):
+                run.checkpoints.save(step, state, run.loader.state_dict(), run.config, run.train.fingerprint)
+        run.checkpoints.close()
+        metrics_file.close()
+        plot(output_dir / "metrics.jsonl", output_dir / "metrics.png", run.config.algorithm.kl_ctrl)
+        if accuracy:
+            display.say("accuracy " + "  ".join(f"{when} {x:.4f}" for when, x in accuracy.items()))
+    return state
+
+
+def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
+    """One PPO step; the given state is donated to the next. The host waits for the update only at its end."""
+    config, watch = run.config, Stopwatch()
+    key = jax.random.fold_in(state.key, state.step)
+    step = int(state.step) + 1
+    epoch = run.loader.epoch
+    prompts = next(run.loader)
+    with watch("gen"):
+        completions = run.engine.generate([p.tokens for p in prompts], run.sampling, jax.random.fold_in(key, 0))
+    repeated = [prompt for prompt in prompts for _ in range(config.rollout.n)]
+    with watch("reward"):
+        _, scored = score_completions(run.tokenizer, run.reward, repeated, completions)
+    with watch("pack"):
+        rollouts = make_rollouts([p.tokens for p in repeated], completions, scored.scores, config)
+        batch = place(
+            pack(
+                rollouts,
+                config.row_length,
+                run.rows,
+                minibatches=config.minibatches_per_epoch,
+                longest=config.max_sequence_length,
+            ),
+            run,
+        )
+    with watch("score"):
+        experience = run.score(state, run.reference, batch)
+        jax.block_until_ready(experience)
+    with watch("update"):
+        state, device_metrics = run.update(state, experience)
+        run.engine.publish(state.actor, step)
+        metrics = rollout_metrics(
+            [len(p.tokens) for p in repeated],
+            completions,
+            scored.scores,
+            (config.data.max_prompt_length, config.data.max_response_length),
+        )
+        metrics |= {name: float(np.mean(x)) for name, x in scored.metrics.items()}
+        metrics["reward/errors"] = float(sum(error is not None for error in scored.errors))
+        device_metrics = jax.device_get(device_metrics)
+    metrics |= {name: float(x) for name, x in device_metrics.items()}
+    metrics |= {"training/global_step": float(step), "training/epoch": float(epoch)}
+    timing = watch.metrics()
+    tokens = sum(len(p.tokens) for p in repeated), sum(len(c.tokens) for c in completions)
+    return state, metrics | timing | performance_metrics(timing, *tokens, run.mesh.size)
+
+
+def make_rollouts(
+    prompts: list[Any], completions: list[Completion], scores: np.ndarray, config: Config
+) -> list[Rollout]:
+    """Sequences with scores; what happens to truncated ones is reward.truncated's choice."""
+    rollouts = []
+    for prompt, completion, score in zip(prompts, completions, scores.tolist(), strict=True):
+        cut = completion.finish_reason == "length"
+        rollouts.append(
+            Rollout(
+                np.asarray(prompt, np.int32),
+                completion.tokens,
+                completion.logprobs,
+                0.0 if cut and config.reward.truncated == "zero" else score,
+                in_loss=not (cut and config.reward.truncated == "mask"),
+            )
+        )
+    return rollouts
+
+
+def place(batch: PackedBatch, run: Run) -> PackedBatch:
+    """The host's batch on the mesh, rows split over its devices."""
+    rows = row_sharding(run.mesh, 2)
+    return jax.tree.map(lambda x: to_global(x, rows) if x.ndim == 4 else x, batch)
+
+
+def _validate(
+    run: Run, state: TrainState, step: int, metrics: Metrics, display: Display, metrics_file: MetricsFile
+) -> float:
+    """Validates, writes the step's line with what it found, and returns the mean accuracy."""
+    assert run.val is not None
+    watch = Stopwatch()
+    key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), 1)
+    show = run.config.trainer.log_val_generations
+    with watch("testing"):
+        found, samples = validate(run.engine, run.tokenizer, run.reward, run.val.prompts, run.val_sampling, key, show)
+    metrics_file.write(step, metrics | found | {"timing_s/testing": watch.seconds["testing"]})
+    display.validation(step, found, samples, watch.seconds["testing"])
+    return mean_accuracy(found)
+
+
+def _is_due(step: int, frequency: int) -> bool:
+    return frequency > 0 and step % frequency == 0

@@ -1,0 +1,69 @@
+"""Scores of the current policy on held-out prompts: all of them, greedy unless the config says otherwise."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxppo.data.chat import decode
+from jaxppo.data.prompts import Prompt
+from jaxppo.rewards.scoring import RewardFunction, Scores, score_samples
+from jaxppo.rewards.scoring import Sample as RewardSample
+from jaxppo.rollout.engine import Completion, Engine, Sampling
+from jaxppo.run.metrics import Metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A completion for people to read."""
+
+    prompt: str
+    response: str
+    score: float
+
+
+def score_completions(
+    tokenizer, reward: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]
+) -> tuple[list[str], Scores]:
+    """Texts and scores of completions; `prompts` repeats each prompt for each of its completions."""
+    texts = [decode(tokenizer, completion.tokens.tolist()) for completion in completions]
+    samples = [
+        RewardSample(prompt.data_source, text, prompt.ground_truth, prompt.extra_info)
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    return texts, score_samples(reward, samples)
+
+
+def validate(
+    engine: Engine,
+    tokenizer,
+    reward: RewardFunction,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    key: jax.Array,
+    show: int,
+) -> tuple[Metrics, list[Sample]]:
+    """verl's val-core/{source}/acc/mean@n and val-aux/*, over exactly the given prompts, and `show` samples."""
+    completions = engine.generate([p.tokens for p in prompts], sampling, key)
+    repeated = [p for p in prompts for _ in range(sampling.n)]
+    texts, scores = score_completions(tokenizer, reward, repeated, completions)
+    sources = np.array([p.data_source for p in repeated])
+    lengths = np.array([len(c.tokens) for c in completions])
+    truncated = np.array([c.finish_reason == "length" for c in completions])
+    metrics: Metrics = {}
+    for source in sorted(set(sources.tolist())):
+        here = sources == source
+        metrics[f"val-core/{source}/acc/mean@{sampling.n}"] = float(scores.scores[here].mean())
+        metrics[f"val-aux/{source}/response_length/mean"] = float(lengths[here].mean())
+        metrics[f"val-aux/{source}/response_length/clip_ratio"] = float(truncated[here].mean())
+    metrics["val-aux/num_prompts"] = float(len(prompts))
+    metrics["val-aux/reward_errors"] = float(sum(error is not None for error in scores.errors))
+    chosen = np.linspace(0, len(repeated) - 1, min(show, len(repeated)), dtype=int).tolist()
+    samples = [Sample(repeated[i].text, texts[i], float(scores.scores[i])) for i in chosen]
+    return metrics, samples
+
+
+def mean_accuracy(metrics: Metrics) -> float:
+    """The mean over data sources of their core metric."""
+    return float(np.mean([x for name, x in metrics.items() if name.startswith("val-core/")]))
