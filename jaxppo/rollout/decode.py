@@ -113,7 +113,8 @@ def fill(model: Model, shape: Shape, params: Any, queue: Queue, state: Decoding)
     prompts = model.init_cache(shape.group, shape.prompt_length)
     hidden, prompts = model.forward_cached(params, queue.prompts[sequence], positions, prompts)
     last = jnp.take_along_axis(hidden, queue.prompt_lengths[sequence][:, None, None] - 1, axis=1)[:, 0]
-    state = state.replace(
+    state = dataclasses.replace(
+        state,
         cache=jax.tree.map(
             lambda all_slots, new: all_slots.at[:, slots, : shape.prompt_length].set(new, mode="drop"),
             state.cache,
@@ -133,7 +134,7 @@ def decode(model: Model, shape: Shape, params: Any, queue: Queue, state: Decodin
     position = jnp.where(state.active, position, shape.prompt_length + shape.new_tokens - 1)
     hidden, cache = model.forward_cached(params, state.last_token[:, None], position[:, None], state.cache)
     slots = jnp.where(state.active, jnp.arange(shape.slots), shape.slots)
-    return draw(model, shape, params, queue, state.replace(cache=cache), hidden[:, 0], slots)
+    return draw(model, shape, params, queue, dataclasses.replace(state, cache=cache), hidden[:, 0], slots)
 
 
 def draw(
@@ -151,7 +152,8 @@ def draw(
     )
     ended = jnp.any(tokens[:, None] == queue.eos_ids, axis=1) | (length + 1 >= queue.max_new_tokens)
     row = jnp.where(slots < shape.slots, sequence, queue.prompts.shape[0])
-    return state.replace(
+    return dataclasses.replace(
+        state,
         active=state.active.at[slots].set(~ended, mode="drop"),
         last_token=state.last_token.at[slots].set(tokens, mode="drop"),
         length=state.length.at[slots].set(length + 1, mode="drop"),

@@ -35,6 +35,9 @@ class JaxEngine:
     def publish(self, params: Any, version: int) -> None:
         self._params, self._version = params, version
 
+    def sleep(self) -> None:
+        """Nothing to give back: its weights are the trainer's, and its caches live inside `generate`."""
+
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, key: jax.Array) -> list[Completion]:
         if self._params is None:
             raise RuntimeError("generate before the first publish")

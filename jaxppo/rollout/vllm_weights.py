@@ -156,6 +156,8 @@ class EngineWeights:
                 yield
             finally:  # after an error too: a later publish must find layers that it can lay out
                 reload.finalize_layerwise_reload(self._model, self._worker.model_config)
+                for layer in _tied_layers(self._model):
+                    layer.quant_method.process_weights_after_loading(layer)
 
     def _verify(self, sent: Tensors) -> None:
         """The sampled tensors, read back from where the engine computes with them, have the bits that were sent."""
@@ -169,6 +171,20 @@ class EngineWeights:
                 continue
             if not all(torch.equal(into, source.to(into.dtype)) for into, source in pairs):
                 raise WeightsError(f"{name} in vLLM's memory differs from what was published")
+
+
+def _tied_layers(model: torch.nn.Module) -> list[Any]:
+    """Those whose parameter belongs to an earlier layer: a tied head. Nothing is loaded into them by name, so the
+    layerwise reload of vLLM 0.32 leaves their repacked copy as it was: outputs of old weights.
+    """
+    seen: set[int] = set()
+    tied = []
+    for layer in model.modules():
+        own = {id(p) for p in layer.parameters(recurse=False)}
+        if own & seen:
+            tied.append(layer)
+        seen |= own
+    return tied
 
 
 def _synchronize() -> None:

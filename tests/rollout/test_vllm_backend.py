@@ -53,7 +53,7 @@ def buckets(weights, size=5):
     return [{(name,): weights[name][None] for name in names[i : i + size]} for i in range(0, len(names), size)]
 
 
-@pytest.fixture(scope="module", params=["repacked", "plain", "tied"])
+@pytest.fixture(scope="module", params=["repacked", "repacked tied", "plain", "plain tied"])
 def backend(request, tmp_path_factory):
     """oneDNN repacks weights on CPUs; without it they lie as on a GPU, and the recorded copies are used."""
     prepare(Config(rollout=ROLLOUT))
@@ -61,14 +61,15 @@ def backend(request, tmp_path_factory):
 
     from jaxppo.rollout.vllm_backend import VLLMBackend, VLLMSettings
 
-    folder = tmp_path_factory.mktemp(request.param)
-    config = ARCHITECTURE | {"tie_word_embeddings": request.param == "tied"}
+    repacked, tied = "repacked" in request.param, "tied" in request.param
+    folder = tmp_path_factory.mktemp("model")
+    config = ARCHITECTURE | {"tie_word_embeddings": tied}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_custom_ops, "_supports_onednn", request.param == "repacked")
+        patch.setattr(_custom_ops, "_supports_onednn", repacked)
         backend = VLLMBackend(ROLLOUT, VLLMSettings(folder=str(folder), dtype="float32", max_model_len=32))
-    assert backend.weights.repacked == (request.param == "repacked")
-    return backend, request.param == "tied"
+    assert backend.weights.repacked == repacked
+    return backend, tied
 
 
 def reference(weights, prompt, steps):
