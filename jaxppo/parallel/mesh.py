@@ -5,7 +5,7 @@ Axes: `data` (replicated parameters), `fsdp` (parameters, gradients and optimize
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxppo.config import ConfigError, MeshConfig
+
+LogicalAxes = tuple[str | None, ...]
 
 AXES = ("data", "fsdp", "tensor")
 ROW_AXES = ("data", "fsdp")
@@ -33,10 +35,8 @@ ACTIVATION_RULES: dict[str | None, str | tuple[str, ...] | None] = PARAMETER_RUL
     "embed": None,
 }
 
-LogicalAxes = tuple[str | None, ...]
 
-
-def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of all devices; the axis given as -1 takes what the others leave.
 
     Raises ConfigError where the axes do not multiply to the number of devices.

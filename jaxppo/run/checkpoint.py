@@ -95,7 +95,7 @@ def restore(path: Path, abstract_state: TrainState) -> Resumed:
             ) from None
     state, extra = loaded["state"], loaded["extra"]
     key = jax.random.wrap_key_data(state.key, impl=str(jax.random.key_impl(abstract_state.key)))
-    return Resumed(state.replace(key=key), extra["data"], extra["config"], extra["fingerprint"])
+    return Resumed(dataclasses.replace(state, key=key), extra["data"], extra["config"], extra["fingerprint"])
 
 
 def check_resumable(resumed: Resumed, config: Config, fingerprint: str) -> list[str]:
@@ -121,8 +121,8 @@ def _with_key_data(state: TrainState) -> TrainState:
     """The same with the PRNG key as plain integers."""
     if isinstance(state.key, jax.ShapeDtypeStruct):
         data = jax.eval_shape(jax.random.key_data, state.key)
-        return state.replace(key=jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=state.key.sharding))
-    return state.replace(key=jax.random.key_data(state.key))
+        return dataclasses.replace(state, key=jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=state.key.sharding))
+    return dataclasses.replace(state, key=jax.random.key_data(state.key))
 
 
 def _plain(x: Any) -> Any:

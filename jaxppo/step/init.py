@@ -50,7 +50,7 @@ def critic_shardings(model: Model, mesh: Mesh) -> Params:
 def state_shardings(config: Config, model: Model, critic_model: Model, mesh: Mesh) -> TrainState:
     """A TrainState of NamedShardings: optimizer moments lie as their parameters do, scalars everywhere."""
     actor, critic = actor_shardings(model, mesh), critic_shardings(critic_model, mesh)
-    everywhere = replicated(mesh)
+    everywhere: Any = replicated(mesh)
 
     def optimizer_shardings(tx: optax.GradientTransformation, params: Params) -> Any:
         abstract = jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), params)

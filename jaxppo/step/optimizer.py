@@ -1,5 +1,6 @@
 """AdamW with the network's gradients clipped by their global norm; the learning rate follows the PPO step."""
 
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
@@ -29,4 +30,4 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""], total_steps: in
         decay_steps = max(total_steps - config.lr_warmup_steps, 1)
         after = optax.cosine_decay_schedule(config.lr, decay_steps, alpha=config.min_lr_ratio)
     warmup = optax.linear_schedule(0.0, config.lr, max(config.lr_warmup_steps, 1))
-    return optax.join_schedules([warmup, after], [config.lr_warmup_steps])(step)
+    return jnp.asarray(optax.join_schedules([warmup, after], [config.lr_warmup_steps])(step))

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -109,8 +110,6 @@ def pack(
                 floats["rollout_logp"][here][response] = sequence.logprobs
                 start += length
     split = (minibatches, capacity, rows, row_length)
-    return PackedBatch(
-        **{name: x.reshape(split) for name, x in {**ints, **floats, "mask": mask}.items()},
-        num_microbatches=num_microbatches,
-        num_sequences=np.int32(len(sequences)),
-    )
+    arrays: dict[str, Any] = {name: x.reshape(split) for name, x in {**ints, **floats, "mask": mask}.items()}
+    arrays |= {"num_microbatches": num_microbatches, "num_sequences": np.int32(len(sequences))}
+    return PackedBatch(**arrays)

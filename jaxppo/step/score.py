@@ -3,6 +3,7 @@
 The policy and the reference go through one executable, so equal parameters give bit-equal log-probabilities.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -91,8 +92,8 @@ def make_experience(
         level, cap = correction.rollout_is, correction.threshold
         weights = importance_weights(old_logp, batch.rollout_logp, mask, segments, level=level, cap=cap)
         metrics |= {f"rollout_corr/rollout_is_{key}": x for key, x in _summary(weights, mask).items()}
-        experience = experience.replace(importance=weights)
-    return experience.replace(metrics=metrics)
+        experience = dataclasses.replace(experience, importance=weights)
+    return dataclasses.replace(experience, metrics=metrics)
 
 
 def _metrics(

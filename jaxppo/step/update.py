@@ -5,6 +5,7 @@ is the sum over its microbatches of gradients of summed losses, divided once by 
 the number of microbatches nor of devices can change it beyond rounding. Last, the KL controller moves.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,8 @@ def make_update_step(config: Config, model: Model, mesh: Mesh, critic_model: Mod
         actor, actor_opt, actor_metrics = optimize(
             actor_loss, actor_tx, actor_lr, actor_epochs, state.actor, state.actor_opt, experience
         )
-        next_state = state.replace(
+        next_state = dataclasses.replace(
+            state,
             actor=actor,
             critic=critic,
             actor_opt=actor_opt,
@@ -100,7 +102,7 @@ def make_actor_loss(config: Config, model: Model) -> Loss:
             name: aggregate(x, batch.mask, batch.segment_ids, actor.loss_agg_mode, norm_length=norm_length)
             for name, (_, x) in terms.items()
         }
-        total = sum(coef * sums[name][0] for name, (coef, _) in terms.items())
+        total = sum((coef * sums[name][0] for name, (coef, _) in terms.items()), jnp.zeros(()))
         means = sums | {
             "pg_clipfrac": (policy.pg_clipfrac, policy.count),
             "pg_clipfrac_lower": (policy.pg_clipfrac_lower, policy.count),

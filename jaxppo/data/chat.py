@@ -1,0 +1,67 @@
+"""From chat messages to token ids, once; and from response ids to text."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from jaxppo.config import UserError
+
+Prompt = str | Sequence[dict[str, Any]]
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a Hugging Face folder; no code from the folder runs."""
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"model.path = {path}: its tokenizer cannot be loaded ({reason})") from None
+
+
+def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt, with the template's opening of the answer.
+
+    A string is a single user message where the tokenizer has a chat template, else plain text. The ids start with
+    exactly one BOS where the tokenizer uses one, whether the template writes it or not.
+    """
+    if tokenizer.chat_template is None:
+        if not isinstance(prompt, str):
+            raise UserError("the tokenizer has no chat template, but a prompt is a list of messages: use plain strings")
+        text = prompt
+    else:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    bos = tokenizer.bos_token_id
+    if not uses_bos(tokenizer):
+        return ids
+    while ids[:1] == [bos]:
+        ids = ids[1:]
+    return [bos, *ids]
+
+
+def uses_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer itself puts a BOS before plain text."""
+    return tokenizer.encode("a", add_special_tokens=True)[:1] == [tokenizer.bos_token_id]
+
+
+def eos_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """All ids that end a response: the tokenizer's and those of generation_config.json and config.json."""
+    found: set[Any] = {tokenizer.eos_token_id} - {None}
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        given = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        found |= set(given) if isinstance(given, list) else {given} - {None}
+    if not found:
+        raise UserError(
+            f"model.path = {folder}: no eos_token_id in its tokenizer, generation_config.json or config.json"
+        )
+    return tuple(sorted(found))
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of a response without special tokens."""
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True))

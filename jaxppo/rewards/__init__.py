@@ -1,0 +1,1 @@
+"""Scores of responses: functions of one sample's text and ground truth."""

@@ -1,0 +1,30 @@
+"""Reward functions from a user's file: "FILE.py:NAME" with verl's signature."""
+
+import difflib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxppo.config import ConfigError
+
+
+def load_custom(spec: str) -> Callable[..., float | dict[str, float]]:
+    """The function NAME of FILE.py: compute_score(data_source, solution_str, ground_truth, extra_info) -> score.
+
+    It returns a number, or a dict with `score` and further numbers that become metrics. Raises ConfigError.
+    """
+    file, _, name = spec.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"reward.function = {spec}: no file {file}")
+    module_spec = importlib.util.spec_from_file_location(f"jaxppo_reward_{path.stem}", path)
+    if module_spec is None or module_spec.loader is None:
+        raise ConfigError(f"reward.function = {spec}: {file} is not a Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    if name not in functions:
+        near = difflib.get_close_matches(name, functions, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ConfigError(f"reward.function = {spec}: {file} has no function {name}{hint}")
+    return vars(module)[name]
