@@ -3,6 +3,7 @@
 Runs where vLLM is installed (scripts/install_vllm_cpu.sh): pytest -m vllm.
 """
 
+import dataclasses
 import json
 
 import numpy as np
@@ -29,7 +30,9 @@ ARCHITECTURE = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
-ROLLOUT = RolloutConfig(engine="vllm", max_num_seqs=8, max_num_batched_tokens=64, enforce_eager=True)
+ROLLOUT = RolloutConfig(
+    engine="vllm", max_num_seqs=8, max_num_batched_tokens=64, enforce_eager=True, gpu_memory_utilization=0.2
+)
 GREEDY = Sampling(temperature=0.0, max_new_tokens=5, eos_ids=())
 
 
@@ -161,6 +164,6 @@ def test_a_cpu_cannot_sleep():
 
     with pytest.raises(ConfigError, match="sleep_level = 1"):
         VLLMBackend(
-            RolloutConfig(engine="vllm", sleep_level=1),
+            dataclasses.replace(ROLLOUT, sleep_level=1),
             VLLMSettings(folder="unused", dtype="float32", max_model_len=32),
         )
