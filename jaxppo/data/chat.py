@@ -35,9 +35,9 @@ def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     ids = tokenizer.encode(text, add_special_tokens=False)
-    bos = tokenizer.bos_token_id
     if not uses_bos(tokenizer):
         return ids
+    bos: Any = tokenizer.bos_token_id
     while ids[:1] == [bos]:
         ids = ids[1:]
     return [bos, *ids]
@@ -50,11 +50,12 @@ def uses_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def eos_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """All ids that end a response: the tokenizer's and those of generation_config.json and config.json."""
-    found: set[Any] = {tokenizer.eos_token_id} - {None}
+    own: Any = tokenizer.eos_token_id
+    found: set[int] = set() if own is None else {own}
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         given = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        found |= set(given) if isinstance(given, list) else {given} - {None}
+        found |= set(given) if isinstance(given, list) else set() if given is None else {given}
     if not found:
         raise UserError(
             f"model.path = {folder}: no eos_token_id in its tokenizer, generation_config.json or config.json"

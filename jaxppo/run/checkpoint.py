@@ -94,8 +94,8 @@ def restore(path: Path, abstract_state: TrainState) -> Resumed:
                 f"{path}: this checkpoint cannot be restored into the configured model ({reason})"
             ) from None
     state, extra = loaded["state"], loaded["extra"]
-    key = jax.random.wrap_key_data(state.key, impl=str(jax.random.key_impl(abstract_state.key)))
-    return Resumed(dataclasses.replace(state, key=key), extra["data"], extra["config"], extra["fingerprint"])
+    state = dataclasses.replace(state, key=jax.random.wrap_key_data(state.key))
+    return Resumed(state, extra["data"], extra["config"], extra["fingerprint"])
 
 
 def check_resumable(resumed: Resumed, config: Config, fingerprint: str) -> list[str]:

@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 
 from jaxppo.rollout.engine import Completion
+from jaxppo.run.memory import memory_metrics
 
 Metrics = dict[str, float]
 
 
 class Stopwatch:
-    """Seconds by phase: `with watch("gen"): ...` gives timing_s/gen."""
+    """Seconds by phase, and the GPU's memory at its end: `with watch("gen"): ...` gives timing_s/gen."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.memory: Metrics = {}
         self._start = time.perf_counter()
 
     @contextlib.contextmanager
@@ -27,6 +29,7 @@ class Stopwatch:
         start = time.perf_counter()
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+        self.memory |= memory_metrics(phase)
 
     def metrics(self) -> Metrics:
         """timing_s/* of each phase and of the whole step so far."""
@@ -69,23 +72,29 @@ def performance_metrics(timing: Metrics, prompt_tokens: int, response_tokens: in
 class MetricsFile:
     """metrics.jsonl: a line a step, in order, each step once, also over a resume or a kill in mid-line."""
 
-    def __init__(self, path: Path, resumed_step: int) -> None:
-        """Keeps the lines of steps up to `resumed_step`; what came after it will be computed again."""
-        kept = [line for line in read_metrics(path) if line["step"] <= resumed_step] if path.exists() else []
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, path: Path, resumed: Mapping[str, Any] | None) -> None:
+        """`resumed` is the line of the checkpoint's step: the file ends with it. None, for a new run, empties it."""
+        kept = []
+        if resumed is not None:
+            before = read_metrics(path) if path.exists() else []
+            kept = [*(line for line in before if line["step"] < resumed["step"]), resumed]
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         temporary.replace(path)
+        self.path = path
         self._file = path.open("a")
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers that are not finite become null: JSON has none."""
-        finite = {name: x if math.isfinite(x) else None for name, x in sorted(metrics.items())}
-        self._file.write(json.dumps({"step": step, **finite}) + "\n")
+    def write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
+
+
+def to_line(step: int, metrics: Metrics) -> dict[str, Any]:
+    """A step's line: the step first, then names in order. Numbers that are not finite become None: JSON has none."""
+    return {"step": step} | {name: x if math.isfinite(x) else None for name, x in sorted(metrics.items())}
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

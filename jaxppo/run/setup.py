@@ -15,9 +15,11 @@ from jaxppo.models import Architecture, Model, init_params, load
 from jaxppo.models.heads import init_value_head
 from jaxppo.models.huggingface import load_params, resolve_folder
 from jaxppo.parallel.mesh import constrain_fn, make_mesh, num_row_shards
+from jaxppo.parallel.offload import to_host
 from jaxppo.rewards.scoring import RewardFunction, load_reward
 from jaxppo.rollout.engine import Engine, Sampling
 from jaxppo.rollout.jax_engine import JaxEngine
+from jaxppo.rollout.vllm_engine import start_vllm
 from jaxppo.run.checkpoint import Checkpoints, check_resumable, restore
 from jaxppo.step.init import actor_shardings, init_state, state_shardings
 from jaxppo.step.packing import rows_bound
@@ -86,6 +88,8 @@ def build(config: Config) -> Run:
     if config.needs_reference:
         reference = _base_params(config, actor_model, str(folder), 0)
         reference = jax.device_put(reference, actor_shardings(actor_model, mesh))
+        if "reference" in config.rollout.offload:
+            reference = to_host(reference)
     eos = eos_ids(folder, tokenizer)
     return Run(
         config=config,
@@ -95,7 +99,7 @@ def build(config: Config) -> Run:
         val=val,
         loader=loader,
         reward=reward,
-        engine=_engine(config, actor_model),
+        engine=_engine(config, actor_model, str(folder), mesh),
         sampling=Sampling(
             temperature=config.rollout.temperature,
             top_k=config.rollout.top_k,
@@ -186,7 +190,9 @@ def _abstract_state(config: Config, actor: Model, critic: Model, mesh: Mesh) -> 
     )
 
 
-def _engine(config: Config, model: Model) -> Engine:
+def _engine(config: Config, model: Model, folder: str, mesh: Mesh) -> Engine:
+    if config.rollout.engine == "vllm":
+        return start_vllm(config, model.config, folder, mesh)
     return JaxEngine(
         model,
         max_num_seqs=config.rollout.max_num_seqs,

@@ -14,8 +14,11 @@ import numpy as np
 from jaxppo.checks import check
 from jaxppo.config import Config
 from jaxppo.parallel.mesh import row_sharding, to_global
+from jaxppo.parallel.offload import to_device
+from jaxppo.parallel.platform import prepare
 from jaxppo.rollout.engine import Completion
 from jaxppo.run.console import Display
+from jaxppo.run.memory import bring_back, send_away
 from jaxppo.run.metrics import Metrics, MetricsFile, Stopwatch, performance_metrics, rollout_metrics
 from jaxppo.run.report import plot
 from jaxppo.run.setup import Run, build
@@ -29,7 +32,8 @@ def train(config: Config) -> TrainState:
 
     Raises UserError for what the user must mend.
     """
-    run = build(check(config))
+    prepare(check(config))
+    run = build(config)
     output_dir = Path(run.config.trainer.output_dir)
     (output_dir / "config.json").write_text(json.dumps(dataclasses.asdict(run.config), indent=2) + "\n")
     first_step, total_steps = int(run.state.step), run.config.trainer.total_training_steps or 0
@@ -39,10 +43,13 @@ def train(config: Config) -> TrainState:
         for note in run.notes:
             display.say(note)
         run.engine.publish(state.actor, first_step)
+        state = send_away(state, run.config.rollout.offload)
         if first_step == 0 and run.config.trainer.val_before_train and run.val is not None:
             accuracy["before"] = _validate(run, state, 0, {}, display, metrics_file)
         for step in range(first_step + 1, total_steps + 1):
             state, metrics = ppo_step(run, state)
+            if alarm := mismatch_alarm(metrics, run.config.rollout.max_logp_diff):
+                display.say(f"step {step}: {alarm}")
             last = step == total_steps
             if run.val is not None and (last or _is_due(step, run.config.trainer.test_freq)):
                 accuracy["after"] = _validate(run, state, step, metrics, display, metrics_file)
@@ -60,7 +67,10 @@ def train(config: Config) -> TrainState:
 
 
 def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
-    """One PPO step; the given state is donated to the next. The host waits for the update only at its end."""
+    """One PPO step; the given state is donated to the next. The host waits for the update only at its end.
+
+    Between updates, what rollout.offload names lies in host memory.
+    """
     config, watch = run.config, Stopwatch()
     key = jax.random.fold_in(state.key, state.step)
     step = int(state.step) + 1
@@ -68,6 +78,8 @@ def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
     prompts = next(run.loader)
     with watch("gen"):
         completions = run.engine.generate([p.tokens for p in prompts], run.sampling, jax.random.fold_in(key, 0))
+    with watch("sleep"):
+        run.engine.sleep()
     repeated = [prompt for prompt in prompts for _ in range(config.rollout.n)]
     with watch("reward"):
         _, scored = score_completions(run.tokenizer, run.reward, repeated, completions)
@@ -84,11 +96,11 @@ def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
             run,
         )
     with watch("score"):
-        experience = run.score(state, run.reference, batch)
+        state = bring_back(state, config.rollout.offload)
+        experience = run.score(state, to_device(run.reference), batch)
         jax.block_until_ready(experience)
     with watch("update"):
         state, device_metrics = run.update(state, experience)
-        run.engine.publish(state.actor, step)
         metrics = rollout_metrics(
             [len(p.tokens) for p in repeated],
             completions,
@@ -98,11 +110,27 @@ def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
         metrics |= {name: float(np.mean(x)) for name, x in scored.metrics.items()}
         metrics["reward/errors"] = float(sum(error is not None for error in scored.errors))
         device_metrics = jax.device_get(device_metrics)
+        jax.block_until_ready(state)
+    with watch("publish"):
+        run.engine.publish(state.actor, step)
+    with watch("offload"):
+        state = send_away(state, config.rollout.offload)
     metrics |= {name: float(x) for name, x in device_metrics.items()}
     metrics |= {"training/global_step": float(step), "training/epoch": float(epoch)}
     timing = watch.metrics()
     tokens = sum(len(p.tokens) for p in repeated), sum(len(c.tokens) for c in completions)
-    return state, metrics | timing | performance_metrics(timing, *tokens, run.mesh.size)
+    return state, metrics | timing | watch.memory | performance_metrics(timing, *tokens, run.mesh.size)
+
+
+def mismatch_alarm(metrics: Metrics, limit: float) -> str | None:
+    """What to say where the engine did not sample from what the trainer scores; None where all is well."""
+    gap = metrics["training/rollout_logp_diff_mean"]
+    if gap <= limit:  # and not for NaN
+        return None
+    return (
+        f"ALARM: mean |log-prob(trainer) - log-prob(engine)| = {gap:.4f} nats is above rollout.max_logp_diff = {limit}: "
+        "the engine has other weights, or top_k or top_p cut its distribution"
+    )
 
 
 def make_rollouts(

@@ -105,14 +105,14 @@ def _metrics(
     probability_gap = jnp.abs(jnp.exp(experience.old_logp) - jnp.exp(batch.rollout_logp))
     logp_gap = jnp.abs(experience.old_logp - batch.rollout_logp)
     summaries = {
-        "critic/rewards": segment_sum(rewards, mask, segments),
-        "critic/advantages": experience.advantages,
-        "critic/returns": experience.returns,
-        "critic/values": experience.values,
-        "training/rollout_probs_diff": probability_gap,
-        "training/rollout_logp_diff": logp_gap,
+        "critic/rewards/": segment_sum(rewards, mask, segments),
+        "critic/advantages/": experience.advantages,
+        "critic/returns/": experience.returns,
+        "critic/values/": experience.values,
+        "training/rollout_probs_diff_": probability_gap,
+        "training/rollout_logp_diff_": logp_gap,
     }
-    metrics = {f"{name}/{key}": x for name, y in summaries.items() for key, x in _summary(y, mask).items()}
+    metrics = {f"{name}{key}": x for name, y in summaries.items() for key, x in _summary(y, mask).items()}
     metrics["critic/rewards/mean"] = _mean(rewards, batch, "seq-mean-token-sum")
     metrics["critic/vf_explained_var"] = explained_variance(experience.values, experience.returns, mask)
     metrics["actor/entropy"] = _mean(entropy, batch, config.actor.loss_agg_mode, config.data.max_response_length)
