@@ -5,6 +5,7 @@ All that the algorithm remembers is in the TrainState; everything here can be th
 
 import dataclasses
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,19 @@ from jaxppo.parallel.platform import prepare
 from jaxppo.rollout.engine import Completion
 from jaxppo.run.console import Display
 from jaxppo.run.memory import bring_back, send_away
-from jaxppo.run.metrics import Metrics, MetricsFile, Stopwatch, performance_metrics, rollout_metrics
+from jaxppo.run.guards import alarms
+from jaxppo.run.metrics import (
+    Metrics,
+    MetricsFile,
+    Stopwatch,
+    performance_metrics,
+    read_metrics,
+    rollout_metrics,
+    to_line,
+)
 from jaxppo.run.report import plot
 from jaxppo.run.setup import Run, build
-from jaxppo.run.validation import mean_accuracy, score_completions, validate
+from jaxppo.run.validation import accuracy_summary, score_completions, validate
 from jaxppo.step.packing import Rollout, pack
 from jaxppo.step.state import PackedBatch, TrainState
 
@@ -32,37 +42,39 @@ def train(config: Config) -> TrainState:
 
     Raises UserError for what the user must mend.
     """
-    prepare(check(config))
-    run = build(config)
-    output_dir = Path(run.config.trainer.output_dir)
-    (output_dir / "config.json").write_text(json.dumps(dataclasses.asdict(run.config), indent=2) + "\n")
-    first_step, total_steps = int(run.state.step), run.config.trainer.total_training_steps or 0
-    metrics_file = MetricsFile(output_dir / "metrics.jsonl", first_step)
-    state, accuracy = run.state, {}
-    with Display(total_steps, first_step) as display:
+    run = build(check(config))
+    config, state, output_dir = run.config, run.state, Path(run.config.trainer.output_dir)
+    (output_dir / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    first_step, total_steps = int(state.step), config.trainer.total_training_steps or 0
+    with (
+        Display(total_steps, first_step) as display,
+        closing(MetricsFile(output_dir / "metrics.jsonl", run.resumed)) as metrics_file,
+        closing(run.checkpoints),
+    ):
         for note in run.notes:
             display.say(note)
         run.engine.publish(state.actor, first_step)
-        state = send_away(state, run.config.rollout.offload)
-        if first_step == 0 and run.config.trainer.val_before_train and run.val is not None:
-            accuracy["before"] = _validate(run, state, 0, {}, display, metrics_file)
+        if run.resumed is None and config.trainer.val_before_train and run.val is not None:
+            metrics_file.write(to_line(0, _validate(run, state, display)))
         for step in range(first_step + 1, total_steps + 1):
             state, metrics = ppo_step(run, state)
-            if alarm := mismatch_alarm(metrics, run.config.rollout.max_logp_diff):
-                display.say(f"step {step}: {alarm}")
             last = step == total_steps
-            if run.val is not None and (last or _is_due(step, run.config.trainer.test_freq)):
-                accuracy["after"] = _validate(run, state, step, metrics, display, metrics_file)
-            else:
-                metrics_file.write(step, metrics)
+            tested = run.val is not None and (last or _is_due(step, config.trainer.test_freq))
+            if tested:
+                metrics |= _validate(run, state, display)
+            line = to_line(step, metrics)
+            if last or _is_due(step, config.trainer.save_freq):
+                # with its line, so that no kill between the two can lose one of them
+                seconds = run.checkpoints.save(state, run.loader.state_dict(), line, config, run.train.fingerprint)
+                line["timing_s/save_checkpoint"] = seconds
+            metrics_file.write(line)
             display.step(step, metrics)
-            if last or _is_due(step, run.config.trainer.save_freq):
-                run.checkpoints.save(step, state, run.loader.state_dict(), run.config, run.train.fingerprint)
-        run.checkpoints.close()
-        metrics_file.close()
-        plot(output_dir / "metrics.jsonl", output_dir / "metrics.png", run.config.algorithm.kl_ctrl)
-        if accuracy:
-            display.say("accuracy " + "  ".join(f"{when} {x:.4f}" for when, x in accuracy.items()))
+            for alarm in alarms(metrics, config):
+                display.say(alarm)
+            if tested:
+                plot(metrics_file.path, output_dir / "metrics.png", config.algorithm.kl_ctrl)
+        plot(metrics_file.path, output_dir / "metrics.png", config.algorithm.kl_ctrl)
+        display.say(accuracy_summary(read_metrics(metrics_file.path)))
     return state
 
 
@@ -128,8 +140,8 @@ def mismatch_alarm(metrics: Metrics, limit: float) -> str | None:
     if gap <= limit:  # and not for NaN
         return None
     return (
-        f"ALARM: mean |log-prob(trainer) - log-prob(engine)| = {gap:.4f} nats is above rollout.max_logp_diff = {limit}: "
-        "the engine has other weights, or top_k or top_p cut its distribution"
+        f"ALARM: mean |log-prob(trainer) - log-prob(engine)| = {gap:.4f} nats is above rollout.max_logp_diff = "
+        f"{limit}: the engine has other weights, or top_k or top_p cut its distribution"
     )
 
 
@@ -158,19 +170,17 @@ def place(batch: PackedBatch, run: Run) -> PackedBatch:
     return jax.tree.map(lambda x: to_global(x, rows) if x.ndim == 4 else x, batch)
 
 
-def _validate(
-    run: Run, state: TrainState, step: int, metrics: Metrics, display: Display, metrics_file: MetricsFile
-) -> float:
-    """Validates, writes the step's line with what it found, and returns the mean accuracy."""
+def _validate(run: Run, state: TrainState, display: Display) -> Metrics:
+    """Scores of the current policy on the validation prompts, shown and returned."""
     assert run.val is not None
     watch = Stopwatch()
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), 1)
     show = run.config.trainer.log_val_generations
     with watch("testing"):
-        found, samples = validate(run.engine, run.tokenizer, run.reward, run.val.prompts, run.val_sampling, key, show)
-    metrics_file.write(step, metrics | found | {"timing_s/testing": watch.seconds["testing"]})
-    display.validation(step, found, samples, watch.seconds["testing"])
-    return mean_accuracy(found)
+        metrics, samples = validate(run.engine, run.tokenizer, run.reward, run.val.prompts, run.val_sampling, key, show)
+    metrics["timing_s/testing"] = watch.seconds["testing"]
+    display.validation(int(state.step), metrics, samples)
+    return metrics
 
 
 def _is_due(step: int, frequency: int) -> bool:
