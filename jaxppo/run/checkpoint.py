@@ -5,6 +5,7 @@ process left is set aside. An old one is deleted only after its successor is com
 """
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ class Resumed:
     config: dict[str, Any]
     fingerprint: str
     """Of the training prompts."""
+    line: dict[str, Any]
+    """The step's line of metrics.jsonl."""
 
 
 class Checkpoints:
@@ -47,14 +50,21 @@ class Checkpoints:
         )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
-    def save(self, step: int, state: TrainState, data: dict[str, Any], config: Config, fingerprint: str) -> None:
-        """Copies the state to the host now and writes it in the background; `wait` or the next save ends that."""
-        extra = {"data": data, "config": dataclasses.asdict(config), "fingerprint": fingerprint}
+    def save(
+        self, state: TrainState, data: dict[str, Any], line: dict[str, Any], config: Config, fingerprint: str
+    ) -> float:
+        """Copies all to the host, writes it in the background, and returns the seconds that the copy took.
+
+        The next save, or `wait`, ends when it is complete.
+        """
+        start = time.perf_counter()
+        extra = {"data": data, "config": dataclasses.asdict(config), "fingerprint": fingerprint, "line": line}
         args = ocp.args.Composite(state=ocp.args.StandardSave(_with_key_data(state)), extra=ocp.args.JsonSave(extra))
         try:
-            self._manager.save(step, args=args, force=True)
+            self._manager.save(int(state.step), args=args, force=True)
         except OSError as error:
             raise _cannot_save(self.directory, error) from None
+        return time.perf_counter() - start
 
     def wait(self) -> None:
         """Until the last save is complete."""
@@ -79,6 +89,15 @@ class Checkpoints:
             raise ConfigError(f"trainer.resume = {resume}: valid is auto, never, or the path of a complete checkpoint")
         return path
 
+    def refuse_later(self, step: int) -> None:
+        """Raises ConfigError where output_dir has checkpoints of a run that went further than `step`."""
+        later = [s for s in self._manager.all_steps() if s > step]
+        if later:
+            raise ConfigError(
+                f"trainer.output_dir: {self.directory} already holds step_{max(later)}, but trainer.resume starts from "
+                f"step {step}: valid is trainer.resume = auto, or an output_dir without later checkpoints"
+            )
+
 
 def restore(path: Path, abstract_state: TrainState) -> Resumed:
     """Reads a checkpoint into the layout of `abstract_state` (shapes with shardings), whatever mesh wrote it."""
@@ -95,7 +114,7 @@ def restore(path: Path, abstract_state: TrainState) -> Resumed:
             ) from None
     state, extra = loaded["state"], loaded["extra"]
     state = dataclasses.replace(state, key=jax.random.wrap_key_data(state.key))
-    return Resumed(state, extra["data"], extra["config"], extra["fingerprint"])
+    return Resumed(state, extra["data"], extra["config"], extra["fingerprint"], extra["line"])
 
 
 def check_resumable(resumed: Resumed, config: Config, fingerprint: str) -> list[str]:

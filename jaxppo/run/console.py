@@ -56,8 +56,8 @@ class Display:
         self.say(f"step {step:>{self._width}}  " + "  ".join(parts))
         self._progress.update(self._task, completed=step)
 
-    def validation(self, step: int, metrics: Metrics, samples: Sequence[Sample], seconds: float) -> None:
+    def validation(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
         core = "  ".join(f"{name} {x:.4f}" for name, x in metrics.items() if name.startswith("val-core/"))
-        self.say(f"validation at step {step}: {core}  ({seconds:.1f} s)")
+        self.say(f"validation at step {step}: {core}  ({metrics['timing_s/testing']:.1f} s)")
         for sample in samples:
             self.say(f"  [{sample.score:g}] {sample.prompt!r} -> {sample.response!r}")

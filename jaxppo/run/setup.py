@@ -1,6 +1,7 @@
 """Everything that a run needs before its first step, built from the config alone."""
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -46,6 +47,8 @@ class Run:
     score: ScoreStep
     update: UpdateStep
     state: TrainState
+    resumed: Mapping[str, Any] | None
+    """Of the checkpoint that the run goes on from: its step's line of metrics; None for a new run."""
     reference: Params | None
     checkpoints: Checkpoints
     rows: int
@@ -76,14 +79,15 @@ def build(config: Config) -> Run:
     checkpoints = Checkpoints(config.trainer.output_dir, config.trainer.max_ckpt_to_keep)
     notes = [f"{train.dropped} overlong prompts dropped, {train.truncated} truncated"]
     state = _abstract_state(config, actor_model, critic_model, mesh)
-    found = checkpoints.find(config.trainer.resume)
+    found, line = checkpoints.find(config.trainer.resume), None
     if found is None:
         state = _first_state(config, actor_model, critic_model, str(folder), str(critic_path), mesh)
     else:
         resumed = restore(found, state)
         notes += [f"resuming from {found}", *check_resumable(resumed, config, train.fingerprint)]
         loader.load_state_dict(resumed.data)
-        state = resumed.state
+        state, line = resumed.state, resumed.line
+    checkpoints.refuse_later(int(state.step))
     reference = None
     if config.needs_reference:
         reference = _base_params(config, actor_model, str(folder), 0)
@@ -117,6 +121,7 @@ def build(config: Config) -> Run:
         score=make_score_step(config, actor_model, mesh, critic_model),
         update=make_update_step(config, actor_model, mesh, critic_model),
         state=state,
+        resumed=line,
         reference=reference,
         checkpoints=checkpoints,
         rows=rows_per_microbatch(config, mesh),

@@ -19,8 +19,8 @@ from jaxppo.parallel.offload import to_device
 from jaxppo.parallel.platform import prepare
 from jaxppo.rollout.engine import Completion
 from jaxppo.run.console import Display
-from jaxppo.run.memory import bring_back, send_away
 from jaxppo.run.guards import alarms
+from jaxppo.run.memory import bring_back, send_away
 from jaxppo.run.metrics import (
     Metrics,
     MetricsFile,
@@ -42,7 +42,8 @@ def train(config: Config) -> TrainState:
 
     Raises UserError for what the user must mend.
     """
-    run = build(check(config))
+    prepare(check(config))
+    run = build(config)
     config, state, output_dir = run.config, run.state, Path(run.config.trainer.output_dir)
     (output_dir / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     first_step, total_steps = int(state.step), config.trainer.total_training_steps or 0
@@ -54,6 +55,7 @@ def train(config: Config) -> TrainState:
         for note in run.notes:
             display.say(note)
         run.engine.publish(state.actor, first_step)
+        state = send_away(state, config.rollout.offload)
         if run.resumed is None and config.trainer.val_before_train and run.val is not None:
             metrics_file.write(to_line(0, _validate(run, state, display)))
         for step in range(first_step + 1, total_steps + 1):
@@ -132,17 +134,6 @@ def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
     timing = watch.metrics()
     tokens = sum(len(p.tokens) for p in repeated), sum(len(c.tokens) for c in completions)
     return state, metrics | timing | watch.memory | performance_metrics(timing, *tokens, run.mesh.size)
-
-
-def mismatch_alarm(metrics: Metrics, limit: float) -> str | None:
-    """What to say where the engine did not sample from what the trainer scores; None where all is well."""
-    gap = metrics["training/rollout_logp_diff_mean"]
-    if gap <= limit:  # and not for NaN
-        return None
-    return (
-        f"ALARM: mean |log-prob(trainer) - log-prob(engine)| = {gap:.4f} nats is above rollout.max_logp_diff = "
-        f"{limit}: the engine has other weights, or top_k or top_p cut its distribution"
-    )
 
 
 def make_rollouts(
