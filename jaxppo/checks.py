@@ -28,14 +28,21 @@ def _check_numbers(c: Config) -> None:
         "rollout.n": c.rollout.n,
         "rollout.val_n": c.rollout.val_n,
         "rollout.max_num_seqs": c.rollout.max_num_seqs,
+        "rollout.max_num_batched_tokens": c.rollout.max_num_batched_tokens,
+        "rollout.tensor_parallel_size": c.rollout.tensor_parallel_size,
+        "rollout.max_logp_diff": c.rollout.max_logp_diff,
         "rollout.temperature": c.rollout.temperature,
         "actor.ppo_mini_batch_size": c.actor.ppo_mini_batch_size,
         "actor.ppo_epochs": c.actor.ppo_epochs,
         "actor.clip_ratio_low": c.actor.clip_ratio_low,
         "actor.clip_ratio_high": c.actor.clip_ratio_high,
+        "actor.max_tokens_per_device": c.actor.max_tokens_per_device,
         "actor.grad_clip": c.actor.grad_clip,
         "critic.grad_clip": c.critic.grad_clip,
         "critic.cliprange_value": c.critic.cliprange_value,
+        "algorithm.kl_ctrl.target_kl": c.algorithm.kl_ctrl.target_kl,
+        "algorithm.kl_ctrl.horizon": c.algorithm.kl_ctrl.horizon,
+        "algorithm.rollout_correction.threshold": c.algorithm.rollout_correction.threshold,
         "trainer.total_epochs": c.trainer.total_epochs,
     }
     for setting, value in positive.items():
@@ -47,6 +54,8 @@ def _check_numbers(c: Config) -> None:
         "actor.weight_decay": c.actor.weight_decay,
         "critic.weight_decay": c.critic.weight_decay,
         "actor.entropy_coeff": c.actor.entropy_coeff,
+        "actor.kl_loss_coef": c.actor.kl_loss_coef,
+        "algorithm.kl_ctrl.kl_coef": c.algorithm.kl_ctrl.kl_coef,
         "actor.lr_warmup_steps": c.actor.lr_warmup_steps,
         "critic.lr_warmup_steps": c.critic.lr_warmup_steps,
         "trainer.critic_warmup": c.trainer.critic_warmup,
@@ -104,13 +113,13 @@ def _check_kl(c: Config) -> None:
             "loss, set one to false"
         )
     control = c.algorithm.kl_ctrl
-    _require(
-        math.isfinite(control.kl_coef) and control.kl_coef >= 0, "algorithm.kl_ctrl.kl_coef", control.kl_coef, ">= 0"
-    )
-    _require(c.actor.kl_loss_coef >= 0, "actor.kl_loss_coef", c.actor.kl_loss_coef, "a number >= 0")
-    if control.type == "adaptive":
-        _require(control.target_kl > 0, "algorithm.kl_ctrl.target_kl", control.target_kl, "a number > 0")
-        _require(control.horizon > 0, "algorithm.kl_ctrl.horizon", control.horizon, "a number of sequences > 0")
+    if c.algorithm.use_kl_in_reward and control.type == "adaptive":
+        _require(
+            control.kl_coef > 0,
+            "algorithm.kl_ctrl.kl_coef",
+            control.kl_coef,
+            "a number > 0: the adaptive controller multiplies it, and would never leave 0",
+        )
         _require(
             c.sequences_per_step <= 5 * control.horizon,
             "algorithm.kl_ctrl.horizon",

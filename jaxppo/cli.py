@@ -12,26 +12,36 @@ from jaxppo.config import Config, UserError
 
 def load_config(arguments: Sequence[str]) -> Config:
     """Reads `--config FILE` and the overrides. Raises UserError; tyro itself exits for an unknown flag or --help."""
+    given, rest = split_config_flag(arguments)
+    if given is None and not {"--help", "-h"} & set(rest):
+        raise UserError(f"--config is missing: name a config file{_examples()}")
+    default = Config() if given is None else read_config_file(Path(given))
+    return tyro.cli(
+        Config,
+        prog="python -m jaxppo.train --config FILE",
+        description="PPO with a KL penalty. FILE's config() gives the defaults; each flag overrides one setting.",
+        default=default,
+        args=rest,
+    )
+
+
+def split_config_flag(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of `--config FILE` or `--config=FILE`, and the other arguments."""
     rest = list(arguments)
-    path = None
     for i, argument in enumerate(rest):
-        if argument == "--config" or argument.startswith("--config="):
-            value = argument.partition("=")[2] if "=" in argument else (rest[i + 1 : i + 2] or [""])[0]
-            path, rest = value, rest[:i] + rest[i + (1 if "=" in argument else 2) :]
-            break
-    if path is None and "--help" not in rest and "-h" not in rest:
-        raise UserError("--config is missing: name a file such as configs/quickstart.py")
-    default = Config() if path is None else read_config_file(Path(path))
-    return tyro.cli(Config, default=default, args=rest, description="Runs PPO. --config FILE gives the defaults.")
+        if argument == "--config":
+            return (rest[i + 1] if i + 1 < len(rest) else None), rest[:i] + rest[i + 2 :]
+        if argument.startswith("--config="):
+            return argument.removeprefix("--config="), rest[:i] + rest[i + 1 :]
+    return None, rest
 
 
 def read_config_file(path: Path) -> Config:
     """The Config that a file's `config()` returns."""
     if not path.is_file():
-        others = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        others = sorted(str(p) for p in {*path.parent.glob("*.py"), *Path("configs").glob("*.py")})
         near = difflib.get_close_matches(str(path), others, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise UserError(f"--config {path}: no such file{hint}")
+        raise UserError(f"--config {path}: no such file" + (f" (did you mean {near[0]}?)" if near else _examples()))
     spec = importlib.util.spec_from_file_location("jaxppo_config_file", path)
     if spec is None or spec.loader is None:
         raise UserError(f"--config {path}: a config is a Python file")
@@ -42,3 +52,8 @@ def read_config_file(path: Path) -> Config:
     if not isinstance(config, Config):
         raise UserError(f"--config {path}: it must define config() -> jaxppo.config.Config")
     return config
+
+
+def _examples() -> str:
+    found = sorted(str(p) for p in Path("configs").glob("*.py"))
+    return f"; here are {', '.join(found)}" if found else ""

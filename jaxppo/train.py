@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 
+from jaxppo.checks import check
 from jaxppo.cli import load_config
 from jaxppo.config import Config, UserError
 
@@ -21,6 +22,7 @@ def run_or_exit(command: Callable[[Config], None], arguments: Sequence[str]) -> 
 
 
 def _train(config: Config) -> None:
+    check(config)  # here already: the import below takes seconds
     from jaxppo.run.trainer import train
 
     train(config)
