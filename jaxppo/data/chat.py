@@ -35,17 +35,12 @@ def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     ids = tokenizer.encode(text, add_special_tokens=False)
-    if not uses_bos(tokenizer):
-        return ids
     bos: Any = tokenizer.bos_token_id
+    if bos is None or tokenizer.encode(text, add_special_tokens=True)[:1] != [bos]:
+        return ids
     while ids[:1] == [bos]:
         ids = ids[1:]
     return [bos, *ids]
-
-
-def uses_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer itself puts a BOS before plain text."""
-    return tokenizer.encode("a", add_special_tokens=True)[:1] == [tokenizer.bos_token_id]
 
 
 def eos_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxppo.config import UserError
 
 MAX_SEGMENTS = 64
-"""Segments of one row: the kernel's static capacity. A row with more gives NaN, never a wrong number."""
+"""Segments of one row: the kernel's static capacity, which packing keeps to. A row with more gives NaN."""
 
 
 def require(dtype: jnp.dtype) -> None:

@@ -137,7 +137,7 @@ def save_folder(
     }
     _write_shards(folder, iter(tensors), np.dtype(dtype), shard_bytes)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    for pattern in CARRIED_FILES:
+    for pattern in CARRIED_FILES if folder.resolve() != source.resolve() else ():
         for path in source.glob(pattern):
             shutil.copy(path, folder / path.name)
 

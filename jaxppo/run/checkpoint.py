@@ -15,8 +15,10 @@ import orbax.checkpoint as ocp
 from jaxppo.config import Config, ConfigError, UserError
 from jaxppo.step.state import TrainState
 
-MAY_CHANGE = ("trainer", "rollout", "mesh", "reward")
-"""Sections that a resumed run may set anew without a word."""
+FIXED = ("data.train_batch_size", "data.shuffle", "data.seed", "trainer.seed")
+"""Settings that give a position in the data and a key their meaning: a resumed run cannot change them."""
+SILENT = ("trainer", "rollout", "mesh", "reward")
+"""Sections whose other settings a resumed run may change without a word."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Checkpoints:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             for path in self.directory.glob("step_*"):
-                if not is_complete(path):
+                # orbax itself removes the temporary directory of a save that was killed
+                if ocp.utils.TMP_DIR_SUFFIX not in path.name and not is_complete(path):
                     path.rename(_free_name(path.with_name(f"incomplete_{path.name}")))
         except OSError as error:
             raise UserError(f"trainer.output_dir = {output_dir}: cannot be written ({error.strerror})") from None
@@ -62,16 +65,16 @@ class Checkpoints:
         args = ocp.args.Composite(state=ocp.args.StandardSave(_with_key_data(state)), extra=ocp.args.JsonSave(extra))
         try:
             self._manager.save(int(state.step), args=args, force=True)
-        except OSError as error:
-            raise _cannot_save(self.directory, error) from None
+        except (OSError, ValueError) as error:
+            raise _cannot_save(self.directory, error) from error
         return time.perf_counter() - start
 
     def wait(self) -> None:
         """Until the last save is complete."""
         try:
             self._manager.wait_until_finished()
-        except OSError as error:
-            raise _cannot_save(self.directory, error) from None
+        except (OSError, ValueError) as error:
+            raise _cannot_save(self.directory, error) from error
 
     def close(self) -> None:
         self.wait()
@@ -118,16 +121,21 @@ def restore(path: Path, abstract_state: TrainState) -> Resumed:
 
 
 def check_resumable(resumed: Resumed, config: Config, fingerprint: str) -> list[str]:
-    """The settings that differ from the checkpoint's, as lines. Raises UserError where the data is not the same."""
+    """The settings that differ from the checkpoint's, as lines.
+
+    Raises UserError where the data or a setting of FIXED is not the same.
+    """
     if resumed.fingerprint != fingerprint:
         raise UserError(
             "data.train_files: the prompts differ from those of the checkpoint, whose position in them would mean "
             "nothing: restore the files, or start a new run with trainer.resume = never and another trainer.output_dir"
         )
+    changed = _differences(resumed.config, _plain(dataclasses.asdict(config)))
+    for name, old, new in changed:
+        if name in FIXED:
+            raise ConfigError(f"{name} = {new}: a run resumed from this checkpoint must keep its {old}")
     return [
-        f"{name}: {old!r} in the checkpoint, {new!r} now"
-        for name, old, new in _differences(resumed.config, _plain(dataclasses.asdict(config)))
-        if not name.startswith(MAY_CHANGE)
+        f"{name}: {old!r} in the checkpoint, {new!r} now" for name, old, new in changed if not name.startswith(SILENT)
     ]
 
 
@@ -167,7 +175,7 @@ def _free_name(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
-def _cannot_save(directory: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{directory}: a checkpoint could not be written ({error.strerror}); the last complete one is kept"
-    )
+def _cannot_save(directory: Path, error: OSError | ValueError) -> UserError:
+    """tensorstore tells of a full disk with a ValueError, the reason at the end of its first line."""
+    reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0].rpartition(": ")[2]
+    return UserError(f"{directory}: a checkpoint could not be written ({reason}); the last complete one is kept")

@@ -73,9 +73,8 @@ def train(config: Config) -> TrainState:
             display.step(step, metrics)
             for alarm in alarms(metrics, config):
                 display.say(alarm)
-            if tested:
+            if tested or last:
                 plot(metrics_file.path, output_dir / "metrics.png", config.algorithm.kl_ctrl)
-        plot(metrics_file.path, output_dir / "metrics.png", config.algorithm.kl_ctrl)
         display.say(accuracy_summary(read_metrics(metrics_file.path)))
     return state
 

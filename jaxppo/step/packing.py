@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxppo.models.cudnn import MAX_SEGMENTS
 from jaxppo.step.state import PackedBatch
 
 
@@ -39,20 +40,20 @@ class Rollout:
 
 
 def rows_bound(num_sequences: int, longest: int, row_length: int) -> int:
-    """The most rows that first-fit can open for `num_sequences` sequences of up to `longest` tokens.
+    """The most rows that `assign_rows` can open for `num_sequences` sequences of up to `longest` tokens.
 
-    Any two rows together hold more than one row's tokens; and every row but one holds more than
-    row_length - longest, since the sequence that opened a later row did not fit.
+    Of the rows that tokens filled, any two together hold more than one row's tokens; and all but one hold more than
+    row_length - longest, since the sequence that opened a later row did not fit. Further rows may be full by number.
     """
     total = num_sequences * longest
-    bound = min(num_sequences, max(1, 2 * math.ceil(total / row_length) - 1))
+    bound = max(1, 2 * math.ceil(total / row_length) - 1)
     if row_length > longest:
         bound = min(bound, total // (row_length - longest) + 1)
-    return bound
+    return min(num_sequences, bound + num_sequences // MAX_SEGMENTS)
 
 
 def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-    """First-fit decreasing: the sequences of each row, by index. Ties keep their order."""
+    """First-fit decreasing: the sequences of each row, at most MAX_SEGMENTS, by index. Ties keep their order."""
     rows: list[list[int]] = []
     free: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -62,7 +63,7 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
             rows.append([])
             free.append(row_length)
         rows[row].append(i)
-        free[row] -= lengths[i]
+        free[row] = free[row] - lengths[i] if len(rows[row]) < MAX_SEGMENTS else 0
     return rows
 
 
