@@ -37,6 +37,8 @@ class VLLMBackend:
     """One vLLM engine on this process's GPU (or CPU), with weights that are worthless until the first load."""
 
     def __init__(self, rollout: RolloutConfig, settings: VLLMSettings) -> None:
+        if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
+            raise RuntimeError("parallel.platform.prepare was not called: vLLM would start a process of its own")
         _check_device(rollout)
         self._llm = LLM(
             model=settings.folder,
