@@ -1,0 +1,128 @@
+"""Every setting that cannot work is refused in the user's words before anything is loaded."""
+
+import dataclasses
+import math
+
+import pytest
+
+from jaxppo.checks import check
+from jaxppo.config import Config, ConfigError, DataConfig
+
+BASE = Config(data=DataConfig(train_files=("train.parquet",)))
+
+
+def changed(**settings):
+    """`actor__lr=1` sets actor.lr; `algorithm__kl_ctrl__horizon=0` a nested one."""
+    config = BASE
+    for path, value in settings.items():
+        config = replace(config, path.split("__"), value)
+    return config
+
+
+def replace(config, path, value):
+    head, *rest = path
+    return dataclasses.replace(config, **{head: replace(getattr(config, head), rest, value) if rest else value})
+
+
+def test_the_defaults_pass_with_a_training_file():
+    assert check(BASE) is BASE
+    with pytest.raises(ConfigError, match=r"data\.train_files = \(\): valid is at least one"):
+        check(Config())
+
+
+POSITIVE = [
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "rollout.n",
+    "rollout.val_n",
+    "rollout.max_num_seqs",
+    "rollout.temperature",
+    "actor.ppo_mini_batch_size",
+    "actor.ppo_epochs",
+    "actor.max_tokens_per_device",
+    "actor.clip_ratio_low",
+    "actor.clip_ratio_high",
+    "actor.grad_clip",
+    "critic.grad_clip",
+    "critic.cliprange_value",
+    "algorithm.kl_ctrl.target_kl",
+    "algorithm.kl_ctrl.horizon",
+    "trainer.total_epochs",
+    "trainer.total_training_steps",
+    "trainer.max_ckpt_to_keep",
+]
+BAD = [
+    *((name, value) for name in POSITIVE for value in (0, -1)),
+    ("rollout.temperature", math.nan),
+    ("rollout.temperature", math.inf),
+    ("algorithm.kl_ctrl.target_kl", math.nan),
+    ("algorithm.kl_ctrl.kl_coef", -0.1),
+    ("rollout.val_temperature", -1.0),
+    ("rollout.top_p", 0.0),
+    ("rollout.top_p", 1.1),
+    ("rollout.top_k", 0),
+    ("rollout.top_k", -2),
+    ("algorithm.gamma", 1.5),
+    ("algorithm.lam", -0.1),
+    ("algorithm.lam", math.nan),
+    ("actor.clip_ratio_c", 1.0),
+    ("actor.lr", -1e-6),
+    ("critic.lr", math.inf),
+    ("actor.betas", (0.9, 1.0)),
+    ("critic.betas", (-0.1, 0.9)),
+    ("actor.weight_decay", -0.01),
+    ("actor.lr_warmup_steps", -1),
+    ("actor.min_lr_ratio", 2.0),
+    ("actor.entropy_coeff", -1.0),
+    ("actor.kl_loss_coef", -1.0),
+    ("trainer.critic_warmup", -1),
+    ("trainer.save_freq", 0),
+    ("trainer.test_freq", -2),
+    ("data.train_max_samples", 0),
+    ("data.val_max_samples", -3),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_one_line_names_the_setting_its_value_and_the_valid_ones(name, value):
+    with pytest.raises(ConfigError) as caught:
+        check(changed(**{name.replace(".", "__"): value}))
+    message = str(caught.value)
+    assert name in message
+    assert str(value) in message
+    assert "valid is" in message
+    assert "\n" not in message
+
+
+def test_indivisible_batches_name_both_settings_and_every_valid_size():
+    with pytest.raises(ConfigError) as caught:
+        check(changed(data__train_batch_size=10, actor__ppo_mini_batch_size=4))
+    assert str(caught.value) == (
+        "actor.ppo_mini_batch_size = 4 does not divide data.train_batch_size = 10: valid sizes are 1, 2, 5, 10"
+    )
+    for size in (1, 2, 5, 10):
+        check(changed(data__train_batch_size=10, actor__ppo_mini_batch_size=size))
+
+
+def test_a_row_holds_the_longest_sequence_and_a_device_a_row():
+    with pytest.raises(ConfigError, match=r"actor\.row_length = 1023: must be at least .* = 1024"):
+        check(changed(actor__row_length=1023))
+    with pytest.raises(ConfigError, match=r"actor\.max_tokens_per_device = 1000: must be at least a row of 1024"):
+        check(changed(actor__max_tokens_per_device=1000))
+    check(changed(actor__row_length=1024, actor__max_tokens_per_device=1024))
+
+
+def test_the_kl_is_a_penalty_or_a_loss():
+    with pytest.raises(ConfigError, match=r"use_kl_in_reward and actor\.use_kl_loss are both true"):
+        check(changed(algorithm__use_kl_in_reward=True, actor__use_kl_loss=True))
+
+
+def test_an_adaptive_controller_can_move_but_not_jump_to_0():
+    adaptive = {"algorithm__use_kl_in_reward": True, "algorithm__kl_ctrl__type": "adaptive"}
+    check(changed(**adaptive))
+    with pytest.raises(ConfigError, match=r"kl_coef = 0\.0: .* would never leave 0"):
+        check(changed(**adaptive, algorithm__kl_ctrl__kl_coef=0.0))
+    with pytest.raises(ConfigError, match=r"horizon = 204: valid is at least a fifth of the 1024 sequences"):
+        check(changed(**adaptive, algorithm__kl_ctrl__horizon=204))
+    check(changed(**adaptive, algorithm__kl_ctrl__horizon=205))
