@@ -1,6 +1,7 @@
 """What leaves the GPU during rollouts, and how full the GPU was at the end of each phase."""
 
 import ctypes
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -15,13 +16,13 @@ PARTS = {"optimizer": ("actor_opt", "critic_opt"), "critic": ("critic",)}
 def send_away(state: TrainState, offload: Sequence[str]) -> TrainState:
     """The state with the named parts in pinned host memory; the given ones are dead afterwards."""
     fields = [field for part in offload if part in PARTS for field in PARTS[part]]
-    return state.replace(**{field: to_host(getattr(state, field)) for field in fields}) if fields else state
+    return dataclasses.replace(state, **{field: to_host(getattr(state, field)) for field in fields})
 
 
 def bring_back(state: TrainState, offload: Sequence[str]) -> TrainState:
     """The inverse of `send_away`."""
     fields = [field for part in offload if part in PARTS for field in PARTS[part]]
-    return state.replace(**{field: to_device(getattr(state, field)) for field in fields}) if fields else state
+    return dataclasses.replace(state, **{field: to_device(getattr(state, field)) for field in fields})
 
 
 def memory_metrics(phase: str) -> dict[str, float]:
