@@ -20,7 +20,7 @@ from jaxppo.rl.advantages import gae, token_rewards
 from jaxppo.rl.correction import importance_weights
 from jaxppo.rl.kl import kl_estimate
 from jaxppo.rl.losses import aggregate, explained_variance
-from jaxppo.rl.masked import masked_mean, segment_sum, whiten
+from jaxppo.rl.masked import masked_mean, masked_variance, segment_sum, whiten
 from jaxppo.step.state import Experience, PackedBatch, Params, TrainState, microbatch
 
 ScoreStep = Callable[[TrainState, Params | None, PackedBatch], Experience]
@@ -113,6 +113,7 @@ def _metrics(
         "training/rollout_logp_diff_": logp_gap,
     }
     metrics = {f"{name}{key}": x for name, y in summaries.items() for key, x in _summary(y, mask).items()}
+    metrics["training/rollout_probs_diff_std"] = jnp.sqrt(masked_variance(probability_gap, mask))
     metrics["critic/rewards/mean"] = _mean(rewards, batch, "seq-mean-token-sum")
     metrics["critic/vf_explained_var"] = explained_variance(experience.values, experience.returns, mask)
     metrics["actor/entropy"] = _mean(entropy, batch, config.actor.loss_agg_mode, config.data.max_response_length)

@@ -1,0 +1,142 @@
+"""What the loop does with responses, and what it tells."""
+
+import math
+
+import numpy as np
+import pytest
+
+from jaxppo.config import ActorConfig, Config, DataConfig, KLControlConfig, MeshConfig, RewardConfig
+from jaxppo.data.prompts import Prompt
+from jaxppo.parallel.mesh import make_mesh
+from jaxppo.rollout.engine import Completion, Sampling
+from jaxppo.run.console import Display
+from jaxppo.run.guards import alarms
+from jaxppo.run.metrics import MetricsFile, to_line
+from jaxppo.run.report import plot
+from jaxppo.run.setup import rows_per_microbatch
+from jaxppo.run.trainer import make_rollouts
+from jaxppo.run.validation import validate
+
+
+def completion(tokens: list[int], reason: str) -> Completion:
+    return Completion(np.array(tokens, np.int32), -np.arange(len(tokens), dtype=np.float32), reason, 3)
+
+
+@pytest.mark.parametrize(
+    ("truncated", "scores", "in_loss"),
+    [("keep", [1, 2], [True, True]), ("zero", [1, 0], [True, True]), ("mask", [1, 2], [True, False])],
+)
+def test_truncated_responses_are_kept_scored_0_or_left_out(truncated, scores, in_loss):
+    """A response as long as the limit that ends with EOS is whole."""
+    config = Config(reward=RewardConfig(truncated=truncated))
+    completions = [completion([5, 6, 7, 2], "stop"), completion([5, 6, 7, 8], "length")]
+    rollouts = make_rollouts([(9, 9), (8,)], completions, np.array([1.0, 2.0], np.float32), config)
+    assert [r.score for r in rollouts] == scores
+    assert [r.in_loss for r in rollouts] == in_loss
+
+
+def test_the_engines_token_ids_go_on_as_they_are():
+    """No text in between: ids that a tokenizer would never produce survive, and so do their log-probabilities."""
+    given = completion([40, 41, 40], "stop")
+    (rollout,) = make_rollouts([(9, 8)], [given], np.ones(1, np.float32), Config())
+    assert rollout.prompt.tolist() == [9, 8]
+    assert rollout.response is given.tokens
+    assert rollout.logprobs is given.logprobs
+    with pytest.raises(ValueError, match="3 tokens with 4 log-probabilities"):
+        Completion(np.zeros(3, np.int32), np.zeros(4, np.float32), "stop", 0)
+
+
+@pytest.mark.parametrize(
+    ("mini", "tokens", "rows"),
+    [
+        (1, 1024, 8),  # one row a device is the least
+        (64, 1024, 8),
+        (64, 4096, 32),
+        (16, 1 << 20, 16),  # no more than a minibatch can fill
+    ],
+)
+def test_rows_of_a_microbatch(mini, tokens, rows):
+    config = Config(
+        data=DataConfig(train_batch_size=64),
+        actor=ActorConfig(ppo_mini_batch_size=mini, max_tokens_per_device=tokens, row_length=1024),
+    )
+    assert rows_per_microbatch(config, make_mesh(MeshConfig())) == rows
+
+
+class Echo:
+    """A tokenizer that writes ids down, and an engine that answers with the prompt."""
+
+    def decode(self, ids, skip_special_tokens):
+        return " ".join(map(str, ids))
+
+    def generate(self, prompts, sampling, key):
+        self.sampling = sampling
+        reasons = ("stop", "length")
+        return [completion(list(p), reasons[j % 2]) for p in prompts for j in range(sampling.n)]
+
+
+def test_validation_counts_exactly_its_rows():
+    """1319 rows, whatever divides them or not, by source; mean@n is over n responses of each."""
+    prompts = [Prompt(i, (i % 7, 5), "p", "ab"[i % 2], str(i % 7), {}) for i in range(1319)]
+    seen = []
+
+    def score(data_source, solution_str, ground_truth, extra_info):
+        seen.append(solution_str)
+        return float(solution_str == f"{ground_truth} 5" and data_source == "a")
+
+    echo = Echo()
+    sampling = Sampling(temperature=0.0, n=2, max_new_tokens=4, eos_ids=(2,))
+    metrics, samples = validate(echo, echo, score, prompts, sampling, None, 3)
+    assert len(seen) == 2 * 1319
+    assert metrics == {
+        "val-core/a/acc/mean@2": 1.0,
+        "val-core/b/acc/mean@2": 0.0,
+        "val-aux/a/response_length/mean": 2.0,
+        "val-aux/b/response_length/mean": 2.0,
+        "val-aux/a/response_length/clip_ratio": 0.5,
+        "val-aux/b/response_length/clip_ratio": 0.5,
+        "val-aux/num_prompts": 1319.0,
+        "val-aux/reward_errors": 0.0,
+    }
+    assert [s.score for s in samples] == [1.0, 0.0, 1.0]
+    assert echo.sampling is sampling
+
+
+HEALTHY = {"training/rollout_logp_diff_mean": 0.01, "actor/skipped_updates": 0.0, "critic/skipped_updates": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, []),
+        ({"training/rollout_logp_diff_mean": 0.2}, ["rollout.max_logp_diff = 0.1"]),
+        ({"training/rollout_logp_diff_mean": math.nan}, ["rollout.max_logp_diff = 0.1"]),
+        ({"critic/skipped_updates": 2.0}, ["2 optimizer steps of the critic were skipped"]),
+    ],
+)
+def test_alarms(change, words):
+    found = alarms(HEALTHY | change, Config())
+    assert len(found) == len(words)
+    for line, word in zip(found, words, strict=True):
+        assert word in line
+
+
+def test_without_a_terminal_there_are_plain_lines(capsys):
+    with Display(12, 0) as display:
+        display.say("[bold]not markup[/bold]")
+        display.step(3, {"critic/score/mean": 0.5, "actor/reward_kl_penalty": 0.25, "timing_s/step": 2.0})
+    assert capsys.readouterr().out == "[bold]not markup[/bold]\nstep  3  score 0.500  kl 0.2500  s 2.00\n"
+
+
+def test_the_plot_is_a_picture_of_what_there_is(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl", None)
+    file.write(to_line(0, {"val-core/a/acc/mean@1": 0.25}))
+    file.write(to_line(1, {"critic/score/mean": 0.5, "actor/reward_kl_penalty": math.nan}))
+    file.write(to_line(2, {"critic/score/mean": 0.7, "actor/reward_kl_penalty": 0.1, "val-core/a/acc/mean@1": 0.5}))
+    file.close()
+    plot(file.path, tmp_path / "metrics.png", KLControlConfig(type="adaptive"))
+    assert (tmp_path / "metrics.png").read_bytes().startswith(b"\x89PNG")
+    empty = MetricsFile(tmp_path / "empty.jsonl", None)
+    empty.close()
+    plot(empty.path, tmp_path / "empty.png", KLControlConfig())
+    assert (tmp_path / "empty.png").exists()
