@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxppo.config import UserError
 from jaxppo.rollout.engine import Completion
 from jaxppo.run.memory import memory_metrics
 
@@ -85,8 +86,12 @@ class MetricsFile:
         self._file = path.open("a")
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        """At once. Raises UserError where the disk is full."""
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written ({error.strerror})") from None
 
     def close(self) -> None:
         self._file.close()

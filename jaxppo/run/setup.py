@@ -77,7 +77,8 @@ def build(config: Config) -> Run:
             f"actor's {actor_model.config.vocab_size}: both read the same token ids"
         )
     checkpoints = Checkpoints(config.trainer.output_dir, config.trainer.max_ckpt_to_keep)
-    notes = [f"{train.dropped} overlong prompts dropped, {train.truncated} truncated"]
+    rows = rows_per_microbatch(config, mesh)
+    notes = _describe(config, mesh, rows, train, val, loader)
     state = _abstract_state(config, actor_model, critic_model, mesh)
     found, line = checkpoints.find(config.trainer.resume), None
     if found is None:
@@ -87,6 +88,8 @@ def build(config: Config) -> Run:
         notes += [f"resuming from {found}", *check_resumable(resumed, config, train.fingerprint)]
         loader.load_state_dict(resumed.data)
         state, line = resumed.state, resumed.line
+        if int(state.step) >= steps:
+            notes.append(f"all {steps} steps are done: trainer.total_training_steps sets a later end")
     checkpoints.refuse_later(int(state.step))
     reference = None
     if config.needs_reference:
@@ -124,9 +127,24 @@ def build(config: Config) -> Run:
         resumed=line,
         reference=reference,
         checkpoints=checkpoints,
-        rows=rows_per_microbatch(config, mesh),
+        rows=rows,
         notes=tuple(notes),
     )
+
+
+def _describe(
+    config: Config, mesh: Mesh, rows: int, train: PromptSet, val: PromptSet | None, loader: PromptLoader
+) -> list[str]:
+    """What the config comes down to, as lines."""
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    return [
+        f"{len(train.prompts)} training prompts ({train.dropped} overlong ones dropped, {train.truncated} truncated), "
+        f"{len(val.prompts) if val else 0} for validation",
+        f"{config.trainer.total_training_steps} steps, {loader.steps_per_epoch} an epoch; microbatches of {rows} rows "
+        f"of {config.row_length} tokens",
+        f"{mesh.size} {mesh.devices.flat[0].platform} device(s): {axes}; all settings in "
+        f"{config.trainer.output_dir}/config.json",
+    ]
 
 
 def rows_per_microbatch(config: Config, mesh: Mesh) -> int:

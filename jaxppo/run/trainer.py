@@ -76,7 +76,7 @@ def train(config: Config) -> TrainState:
             if tested or last:
                 plot(metrics_file.path, output_dir / "metrics.png", config.algorithm.kl_ctrl)
         display.say(accuracy_summary(read_metrics(metrics_file.path)))
-    return state
+    return bring_back(state, config.rollout.offload)
 
 
 def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:

@@ -15,7 +15,7 @@ from jaxppo.run.metrics import MetricsFile, to_line
 from jaxppo.run.report import plot
 from jaxppo.run.setup import rows_per_microbatch
 from jaxppo.run.trainer import make_rollouts
-from jaxppo.run.validation import validate
+from jaxppo.run.validation import score_completions, validate
 
 
 def completion(tokens: list[int], reason: str) -> Completion:
@@ -100,6 +100,20 @@ def test_validation_counts_exactly_its_rows():
     }
     assert [s.score for s in samples] == [1.0, 0.0, 1.0]
     assert echo.sampling is sampling
+
+
+def test_a_failing_sample_costs_itself():
+    def score(data_source, solution_str, ground_truth, extra_info):
+        return {"1": 1.0, "2": math.nan}[solution_str]
+
+    prompts = [Prompt(i, (9,), "p", "s", "", {}) for i in range(3)]
+    completions = [completion([token], "stop") for token in (1, 2, 3)]
+    texts, scores = score_completions(Echo(), score, prompts, completions)
+    assert texts == ["1", "2", "3"]
+    assert scores.scores.tolist() == [1, 0, 0]
+    assert scores.errors[0] is None
+    assert "not a finite number" in scores.errors[1]
+    assert scores.errors[2] == "KeyError: '3'"
 
 
 HEALTHY = {"training/rollout_logp_diff_mean": 0.01, "actor/skipped_updates": 0.0, "critic/skipped_updates": 0.0}
