@@ -12,6 +12,7 @@ def check(config: Config) -> Config:
     _check_batches(config)
     _check_kl(config)
     _check_data(config)
+    _check_engine(config)
     return config
 
 
@@ -32,6 +33,10 @@ def _check_numbers(c: Config) -> None:
         "rollout.tensor_parallel_size": c.rollout.tensor_parallel_size,
         "rollout.max_logp_diff": c.rollout.max_logp_diff,
         "rollout.temperature": c.rollout.temperature,
+        "rollout.max_num_batched_tokens": c.rollout.max_num_batched_tokens,
+        "rollout.tensor_parallel_size": c.rollout.tensor_parallel_size,
+        "rollout.max_logp_diff": c.rollout.max_logp_diff,
+        "algorithm.rollout_correction.threshold": c.algorithm.rollout_correction.threshold,
         "actor.ppo_mini_batch_size": c.actor.ppo_mini_batch_size,
         "actor.ppo_epochs": c.actor.ppo_epochs,
         "actor.clip_ratio_low": c.actor.clip_ratio_low,
@@ -131,3 +136,14 @@ def _check_kl(c: Config) -> None:
 
 def _check_data(c: Config) -> None:
     _require(bool(c.data.train_files), "data.train_files", c.data.train_files, "at least one .parquet or .jsonl file")
+
+
+def _check_engine(c: Config) -> None:
+    """Settings that only vLLM has do nothing elsewhere, so they are refused there."""
+    if c.rollout.engine == "vllm":
+        return
+    ours = {"rollout.sleep_level": (c.rollout.sleep_level, 0)}
+    ours |= {"rollout.tensor_parallel_size": (c.rollout.tensor_parallel_size, 1)}
+    ours |= {"rollout.enforce_eager": (c.rollout.enforce_eager, False)}
+    for setting, (value, only) in ours.items():
+        _require(value == only, setting, value, f"{only} with rollout.engine = {c.rollout.engine}: it is vLLM's")

@@ -81,13 +81,20 @@ class Model:
         shape = (c.num_layers, slots, length, c.num_kv_heads, c.head_dim)
         return KVCache(k=jnp.zeros(shape, self.dtype), v=jnp.zeros(shape, self.dtype))
 
+    def head(self, params: Params) -> Float[Array, "V D"]:
+        """The output embedding; the input's where they are tied."""
+        return params["embed"] if self.config.tied_embeddings else params["head"]
+
     def unembed(self, params: Params, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Logits, in float32."""
-        head = params["embed"] if self.config.tied_embeddings else params["head"]
+        return self.logits(hidden, self.head(params).astype(self.dtype))
+
+    def logits(self, hidden: Float[Array, "*batch D"], head: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
+        """hidden · head, accumulated in float32."""
         return jnp.einsum(
             "...d,vd->...v",
             hidden,
-            head.astype(self.dtype),
+            head,
             precision=precision_of(hidden),
             preferred_element_type=wide(hidden[:0]).dtype,
         )

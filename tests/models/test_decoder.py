@@ -64,12 +64,17 @@ def sequences():
 def layout(sequences, places, shape):
     """Rows with each sequence at its (row, start), numbered from the left."""
     tokens, positions, ids = (np.zeros(shape, np.int32) for _ in range(3))
+    mask = np.zeros(shape, bool)
     for (row, start), sequence in zip(places, sequences, strict=True):
         span = slice(start, start + len(sequence))
         ids[row, span] = ids[row].max() + 1
         tokens[row, span], positions[row, span] = sequence, range(len(sequence))
+        mask[row, start + 1 : start + len(sequence)] = True
     return types.SimpleNamespace(
-        tokens=jnp.asarray(tokens), positions=jnp.asarray(positions), segment_ids=jnp.asarray(ids)
+        tokens=jnp.asarray(tokens),
+        positions=jnp.asarray(positions),
+        segment_ids=jnp.asarray(ids),
+        mask=jnp.asarray(mask),
     )
 
 

@@ -23,7 +23,9 @@ def family(request):
     golden = np.load(folder / "golden.npz")
     tokens = jnp.asarray(golden["tokens"], jnp.int32)
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
-    batch = types.SimpleNamespace(tokens=tokens, positions=positions, segment_ids=jnp.ones_like(tokens))
+    batch = types.SimpleNamespace(
+        tokens=tokens, positions=positions, segment_ids=jnp.ones_like(tokens), mask=positions > 0
+    )
     return load(folder, dtype="float32", attention="xla"), golden, batch
 
 
