@@ -1,6 +1,8 @@
 """The picture beside the metrics: reward, KL with its target, coefficient, accuracy, entropy and length by step."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxppo.config import KLControlConfig
 from jaxppo.run.metrics import read_metrics
@@ -13,6 +15,7 @@ PANELS = (
     ("entropy (nats per token)", "actor/entropy"),
     ("response length (tokens)", "response_length/mean"),
 )
+"""Titles, and the metric that is shown; with a slash at its end, all metrics below it."""
 
 
 def plot(metrics_file: Path, picture: Path, control: KLControlConfig) -> None:
@@ -26,16 +29,25 @@ def plot(metrics_file: Path, picture: Path, control: KLControlConfig) -> None:
     figure, axes = pyplot.subplots(2, 3, figsize=(13, 6.5))
     # matplotlib's automatic layouts take longer than the whole drawing
     figure.subplots_adjust(left=0.05, right=0.98, bottom=0.08, top=0.94, wspace=0.22, hspace=0.32)
-    for axis, (title, prefix) in zip(axes.flat, PANELS, strict=True):
-        for name in sorted({name for line in lines for name in line if name.startswith(prefix)}):
-            points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-            axis.plot(*zip(*points, strict=True), marker="o" if prefix.endswith("/") else "", label=name)
-            if prefix.endswith("/"):
+    for axis, (title, metric) in zip(axes.flat, PANELS, strict=True):
+        for name, points in curves(lines, metric).items():
+            axis.plot(*zip(*points, strict=True), marker="o" if metric.endswith("/") else "", label=name)
+            if metric.endswith("/"):
                 axis.legend(fontsize="small")
-        if prefix == "actor/reward_kl_penalty" and control.type == "adaptive":
+        if metric == "actor/reward_kl_penalty" and control.type == "adaptive":
             axis.axhline(control.target_kl, linestyle="--", color="gray", label="target")
             axis.legend(fontsize="small")
         axis.set(title=title, xlabel="PPO step")
         axis.grid(alpha=0.3)
     figure.savefig(picture, dpi=110)
     pyplot.close(figure)
+
+
+def curves(lines: Iterable[Mapping[str, Any]], metric: str) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of a metric, or of each below it ("val-core/"); lines without it or with null are left out."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        for name, x in line.items():
+            if x is not None and (name.startswith(metric) if metric.endswith("/") else name == metric):
+                found.setdefault(name, []).append((line["step"], x))
+    return found

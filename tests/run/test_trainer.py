@@ -12,7 +12,7 @@ from jaxppo.rollout.engine import Completion, Sampling
 from jaxppo.run.console import Display
 from jaxppo.run.guards import alarms
 from jaxppo.run.metrics import MetricsFile, to_line
-from jaxppo.run.report import plot
+from jaxppo.run.report import curves, plot
 from jaxppo.run.setup import rows_per_microbatch
 from jaxppo.run.trainer import make_rollouts
 from jaxppo.run.validation import score_completions, validate
@@ -140,6 +140,20 @@ def test_without_a_terminal_there_are_plain_lines(capsys):
         display.say("[bold]not markup[/bold]")
         display.step(3, {"critic/score/mean": 0.5, "actor/reward_kl_penalty": 0.25, "timing_s/step": 2.0})
     assert capsys.readouterr().out == "[bold]not markup[/bold]\nstep  3  score 0.500  kl 0.2500  s 2.00\n"
+
+
+def test_curves_are_of_one_metric_or_of_all_below_a_slash():
+    lines = [
+        {"step": 0, "val-core/a/acc/mean@1": 0.25, "val-core/b/acc/mean@1": 0.5},
+        {"step": 1, "actor/reward_kl_penalty": 0.1, "actor/reward_kl_penalty_coeff": 7.0},
+        {"step": 2, "actor/reward_kl_penalty": None, "val-core/a/acc/mean@1": 0.75},
+    ]
+    assert curves(lines, "actor/reward_kl_penalty") == {"actor/reward_kl_penalty": [(1, 0.1)]}
+    assert curves(lines, "val-core/") == {
+        "val-core/a/acc/mean@1": [(0, 0.25), (2, 0.75)],
+        "val-core/b/acc/mean@1": [(0, 0.5)],
+    }
+    assert curves(lines, "actor/entropy") == {}
 
 
 def test_the_plot_is_a_picture_of_what_there_is(tmp_path):
