@@ -126,3 +126,13 @@ def test_an_adaptive_controller_can_move_but_not_jump_to_0():
     with pytest.raises(ConfigError, match=r"horizon = 204: valid is at least a fifth of the 1024 sequences"):
         check(changed(**adaptive, algorithm__kl_ctrl__horizon=204))
     check(changed(**adaptive, algorithm__kl_ctrl__horizon=205))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rollout.sleep_level", 1), ("rollout.tensor_parallel_size", 2), ("rollout.enforce_eager", True)],
+)
+def test_settings_of_vllm_are_refused_where_they_do_nothing(name, value):
+    with pytest.raises(ConfigError, match=rf"{name} = {value}: valid is .* with rollout\.engine = jax: it is vLLM's"):
+        check(changed(**{name.replace(".", "__"): value}))
+    check(changed(**{name.replace(".", "__"): value}, rollout__engine="vllm"))

@@ -1,4 +1,4 @@
-"""What may not change an update: padding, packing, row order, microbatches and devices; and what lr = 0 leaves alone."""
+"""What may not change an update: padding, packing, row order, microbatches and devices; what lr = 0 leaves alone."""
 
 import dataclasses
 from typing import Any
