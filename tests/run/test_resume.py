@@ -148,6 +148,13 @@ def test_a_run_killed_with_9_goes_on(config, whole, tmp_path):
     assert_same(Result(config), whole)
 
 
+def test_what_waits_in_host_memory_comes_back_the_same(config, whole, tmp_path):
+    offloaded = change(cut(config, 3, tmp_path), "rollout", offload=("optimizer", "critic", "reference"))
+    assert_same(Result(offloaded), whole)
+    again = build(offloaded).state  # of the checkpoint that was written from host memory
+    jax.tree.map(np.testing.assert_array_equal, again.actor_opt, whole.state[2])
+
+
 def test_a_finished_run_stays_as_it_is(config, whole, capsys):
     again = Result(config)
     assert_same(again, whole)
