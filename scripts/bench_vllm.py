@@ -1,16 +1,18 @@
 """What sharing one GPU with vLLM costs and how far its log-probabilities are off. One GPU, one process.
 
-    python scripts/bench_vllm.py MODEL_FOLDER PROMPTS_JSONL [--prompts 256] [--new-tokens 300]
+    python scripts/bench_vllm.py MODEL_FOLDER PROMPTS_JSONL [--prompts 256] [--new-tokens 300] [--sleep-level 2]
 
-Prints one JSON object: publish times (seconds), memory of the GPU in use (GiB) awake, asleep and awake again at both
-sleep levels, tokens per second, and mean and max |difference| in nats between the log-probabilities of vLLM, of the
-trainer's bf16 forward, and of the same forward in float32.
+Prints a JSON object a line: publish times (seconds), memory of the GPU in use (GiB) awake, asleep and awake again at
+both sleep levels, tokens per second, and mean and max |difference| in nats between the log-probabilities of vLLM, of
+the trainer's bf16 forward, and of the same forward in float32.
 """
 
 import argparse
 import dataclasses
 import json
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +27,20 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=300)
     parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--sleep-level", type=int, default=0)
     args = parser.parse_args()
     config = Config(
         model=ModelConfig(path=args.folder),
         data=DataConfig(max_prompt_length=512, max_response_length=args.new_tokens),
-        rollout=RolloutConfig(engine="vllm", sleep_level=2, enforce_eager=args.enforce_eager),
+        rollout=RolloutConfig(engine="vllm", sleep_level=args.sleep_level, enforce_eager=args.enforce_eager),
     )
     prepare(config)
-    print(json.dumps(measure(config, args.prompts_file, args.prompts), indent=1))
+    for name, figures in measure(config, args.prompts_file, args.prompts):
+        print(json.dumps({name: figures}), flush=True)
 
 
-def measure(config: Config, prompts_file: str, count: int) -> dict[str, Any]:
+def measure(config: Config, prompts_file: str, count: int) -> Iterator[tuple[str, Any]]:
+    """Each figure as soon as it is known."""
     import jax
     import numpy as np
 
@@ -44,28 +49,26 @@ def measure(config: Config, prompts_file: str, count: int) -> dict[str, Any]:
     from jaxppo.rollout.engine import Sampling
     from jaxppo.rollout.vllm_engine import start_vllm
 
-    mesh = make_mesh(MeshConfig())
     model = models.load(config.model.path, dtype="bfloat16")
-    params = jax.device_put(model.params)
+    params = jax.block_until_ready(jax.device_put(model.params))
     start = time.perf_counter()
-    engine = start_vllm(config, model.config, config.model.path, mesh)
-    result: dict[str, Any] = {"start_s": time.perf_counter() - start}
-    result["publish_s"] = [timed(lambda v=v: engine.publish(params, v)) for v in range(30)]
-    result["publish_bytes"] = 2 * sum(x.size for x in jax.tree.leaves(params))
+    engine = start_vllm(config, model.config, config.model.path, make_mesh(MeshConfig()))
+    yield "start_s", time.perf_counter() - start
+    yield "publish_bytes", 2 * sum(x.size for x in jax.tree.leaves(params))
+    yield "publish_s", [timed(partial(engine.publish, params, version)) for version in range(30)]
 
     prompts = load_prompts(config.model.path, prompts_file, count)
     sampling = Sampling(temperature=1.0, max_new_tokens=config.data.max_response_length, eos_ids=eos(config.model.path))
     engine.generate(prompts[:8], dataclasses.replace(sampling, max_new_tokens=8), jax.random.key(1))
     start = time.perf_counter()
     completions = engine.generate(prompts, sampling, jax.random.key(0))
-    result["generate_tokens_per_s"] = sum(len(c.tokens) for c in completions) / (time.perf_counter() - start)
-
-    result |= distances(config, model, params, prompts, completions)
-    result["memory_gib"] = sleeps(engine, params)
-    again = engine.generate(prompts, sampling, jax.random.key(0))
-    same = [np.array_equal(a.tokens, b.tokens) for a, b in zip(completions, again, strict=True)]
-    result["same_after_sleep"] = float(np.mean(same))
-    return result
+    yield "generate_tokens_per_s", sum(len(c.tokens) for c in completions) / (time.perf_counter() - start)
+    if config.rollout.sleep_level:
+        yield "memory_gib", sleeps(engine, params)
+        again = engine.generate(prompts, sampling, jax.random.key(0))
+        same = [np.array_equal(a.tokens, b.tokens) for a, b in zip(completions, again, strict=True)]
+        yield "same_after_sleep", float(np.mean(same))
+    yield "distances_nats", distances(config, model, params, prompts, completions)
 
 
 def timed(action: Any) -> float:
@@ -119,7 +122,7 @@ def distances(config: Config, model: Any, params: Any, prompts: list, completion
         return {"mean": float(d.mean()), "p99": float(np.quantile(d, 0.99)), "max": float(d.max())}
 
     return {
-        "tokens": int(mask.sum()),
+        "tokens": {"count": int(mask.sum())},
         "vllm_to_trainer": gap(vllm, trainer),
         "vllm_to_float32": gap(vllm, reference),
         "trainer_to_float32": gap(trainer, reference),

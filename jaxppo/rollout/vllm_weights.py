@@ -161,15 +161,14 @@ class EngineWeights:
 
     def _verify(self, sent: Tensors) -> None:
         """The sampled tensors, read back from where the engine computes with them, have the bits that were sent."""
-        parameters = dict(self._model.named_parameters())
-        for name, tensor in sent.items():
-            if not self.repacked:
-                pairs = [(copy.into, copy.source(tensor)) for copy in self._copies[name]]
-            elif name in parameters and parameters[name].shape == tensor.shape:
-                pairs = [(parameters[name], tensor)]
-            else:  # fused, split or repacked: nothing to compare bit by bit
-                continue
-            if not all(torch.equal(into, source.to(into.dtype)) for into, source in pairs):
+        if self.repacked:
+            # the fused, split and repacked ones of these hold nothing to compare bit by bit
+            own = dict(self._model.named_parameters())
+            pairs = {n: [(own[n], x)] for n, x in sent.items() if n in own and own[n].shape == x.shape}
+        else:
+            pairs = {n: [(copy.into, copy.source(x)) for copy in self._copies[n]] for n, x in sent.items()}
+        for name, both in pairs.items():
+            if not all(torch.equal(into, source.to(into.dtype)) for into, source in both):
                 raise WeightsError(f"{name} in vLLM's memory differs from what was published")
 
 
