@@ -141,7 +141,9 @@ def test_a_run_killed_with_9_goes_on(config, whole, tmp_path):
     config = change(config, "trainer", output_dir=str(tmp_path / "run"))
     config = change(config, "reward", function=f"{reward}:score_and_kill")
     (tmp_path / "settings.py").write_text(f"from jaxppo.config import *\n\n\ndef config():\n    return {config!r}\n")
-    command = [sys.executable, "-m", "jaxppo.train", "--config", str(tmp_path / "settings.py")]
+    # `python -m jaxppo.train` as the tests import it: so it finds their compiled programs
+    code = "import runpy, tests.conftest; runpy.run_module('jaxppo.train', run_name='__main__')"
+    command = [sys.executable, "-c", code, "--config", str(tmp_path / "settings.py")]
     killed = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
     assert (tmp_path / "killed").exists()
