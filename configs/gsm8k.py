@@ -1,6 +1,7 @@
 """verl's GSM8K quickstart for Qwen2.5-0.5B-Instruct, with the KL penalty in the reward under an adaptive controller.
 
-One GPU with 80 GB or more. Data: python scripts/prepare_gsm8k.py. Not yet run to the end here: no result is claimed.
+One GPU with 80 GB or more; rollouts from vLLM (docs/vllm.md), or with --rollout.engine jax from the built-in engine.
+Data: python scripts/prepare_gsm8k.py. Not yet run to the end here: no result is claimed.
 """
 
 from jaxppo.config import (
@@ -12,6 +13,7 @@ from jaxppo.config import (
     KLControlConfig,
     ModelConfig,
     RewardConfig,
+    RolloutConfig,
     TrainerConfig,
 )
 
@@ -27,6 +29,7 @@ def config() -> Config:
             max_response_length=512,
             filter_overlong_prompts=True,
         ),
+        rollout=RolloutConfig(engine="vllm"),
         algorithm=AlgorithmConfig(
             gamma=1.0,
             lam=0.95,
