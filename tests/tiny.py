@@ -41,8 +41,8 @@ def tiny_model(seed: int = 0, dtype: str = "float32", **change: Any) -> Model:
 def critic_params(model: Model, seed: int = 1) -> Any:
     """A backbone of its own with a value head whose values are not all zero."""
     backbone = tiny_model(seed, str(np.dtype(model.param_dtype))).params
-    head = init_value_head(model.config)
-    kernel = 0.1 * jax.random.normal(jax.random.key(seed + 2), head["kernel"].shape)
+    head = init_value_head(model.config, model.param_dtype)
+    kernel = 0.1 * jax.random.normal(jax.random.key(seed + 2), head["kernel"].shape, head["kernel"].dtype)
     return {**backbone, "value_head": {**head, "kernel": kernel}}
 
 

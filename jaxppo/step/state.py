@@ -55,7 +55,7 @@ class PackedBatch:
     """The sequence's score, at each of its tokens."""
     rollout_logp: Float[Array, "M K B T"]
     """The engine's own log-probabilities at response tokens."""
-    num_microbatches: Int[Array, "M"]
+    num_microbatches: Int[Array, " M"]
     num_sequences: Int[Array, ""]
     """Of the whole batch, those without any token in the losses included."""
 

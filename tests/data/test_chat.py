@@ -1,0 +1,85 @@
+"""Exactly one BOS where the tokenizer uses one, whoever writes it; the ids of the engine are the ids of the trainer."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+import jaxppo
+from jaxppo.config import UserError
+from jaxppo.data.chat import decode, eos_ids, load_tokenizer, render
+
+VOCABULARY = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", "<unk>", *"abcdefgh"])}
+PLAIN = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+def make(template: str | None, adds_bos: bool) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+    fast.chat_template = template
+    return fast
+
+
+MESSAGES = [{"role": "user", "content": "ab"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "adds_bos", "ids"),
+    [
+        (PLAIN, True, [1, 4, 5]),
+        ("<s>" + PLAIN, True, [1, 4, 5]),
+        ("<s>" + PLAIN, False, [1, 4, 5]),
+        (PLAIN, False, [4, 5]),
+    ],
+)
+def test_one_bos_or_none(template, adds_bos, ids):
+    tokenizer = make(template, adds_bos)
+    assert render(tokenizer, MESSAGES) == ids
+    assert render(tokenizer, "ab") == ids
+
+
+def test_without_a_template_a_string_is_text_and_messages_are_refused():
+    assert render(make(None, True), "ab") == [1, 4, 5]
+    with pytest.raises(UserError, match="no chat template"):
+        render(make(None, True), MESSAGES)
+
+
+def test_the_generation_prompt_is_added():
+    template = PLAIN + "{% if add_generation_prompt %}h{% endif %}"
+    assert render(make(template, False), MESSAGES) == [4, 5, 11]
+
+
+def test_every_eos_that_the_folder_names(tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2]}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 9}))
+    assert eos_ids(tmp_path, make(PLAIN, False)) == (2, 7, 9)
+    tokenizer = make(PLAIN, False)
+    tokenizer.eos_token = None
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="no eos_token_id"):
+        eos_ids(tmp_path, tokenizer)
+
+
+def test_special_tokens_do_not_reach_the_reward():
+    assert decode(make(PLAIN, False), [4, 5, 2, 0]) == "ab"
+
+
+def test_the_shipped_tokenizer():
+    tokenizer = load_tokenizer(str(Path(jaxppo.__file__).parent / "assets" / "quickstart"))
+    ids = render(tokenizer, [{"role": "user", "content": "27+58="}])
+    assert decode(tokenizer, ids) == "27+58="
+    assert len(ids) == 6
+
+
+def test_a_folder_without_a_tokenizer(tmp_path):
+    with pytest.raises(UserError, match="its tokenizer cannot be loaded"):
+        load_tokenizer(str(tmp_path))
