@@ -169,13 +169,16 @@ def copy_rate() -> float:
 
 
 def _seconds(function: Any, *arguments: Any) -> float:
-    """Median of ten runs after three."""
+    """Of one run: 20 in a row, so that no launch is waited for; the median of five such rows."""
+    jax.block_until_ready(function(*arguments))
     times = []
-    for _ in range(13):
+    for _ in range(5):
         start = time.perf_counter()
-        jax.block_until_ready(function(*arguments))
-        times.append(time.perf_counter() - start)
-    return float(np.median(times[3:]))
+        for _ in range(20):
+            out = function(*arguments)
+        jax.block_until_ready(out)
+        times.append((time.perf_counter() - start) / 20)
+    return float(np.median(times))
 
 
 def peak_gigabytes() -> float:
