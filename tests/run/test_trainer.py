@@ -112,7 +112,7 @@ def test_a_failing_sample_costs_itself():
     assert texts == ["1", "2", "3"]
     assert scores.scores.tolist() == [1, 0, 0]
     assert scores.errors[0] is None
-    assert "not a finite number" in scores.errors[1]
+    assert "the score is nan" in scores.errors[1]
     assert scores.errors[2] == "KeyError: '3'"
 
 
