@@ -7,16 +7,15 @@ openai/gsm8k is downloaded from the Hugging Face hub.
 """
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tyro
 
 from jaxppo.config import UserError
+from jaxppo.data.files import read_rows
 from jaxppo.data.gsm8k import gsm8k_row
 
 SPLITS = ("train", "test")
@@ -31,31 +30,25 @@ class Options:
 
 
 def main(options: Options) -> None:
-    options.out.mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
-        raw = download(split) if options.source is None else read(options.source / f"{split}.jsonl")
-        rows = [gsm8k_row(row, split, index) for index, row in enumerate(raw)]
+        file = download(split) if options.source is None else options.source / f"{split}.jsonl"
+        raw = enumerate(read_rows(str(file), "--source"))
+        rows = [gsm8k_row(row, split, index, f"{file}, row {index}") for index, row in raw]
+        options.out.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows), options.out / f"{split}.parquet")
         print(f"{options.out / split}.parquet: {len(rows)} rows")
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise UserError(f"--source: no file {path}")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
-def download(split: str) -> list[dict[str, Any]]:
+def download(split: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     name = f"main/{split}-00000-of-00001.parquet"
     try:
-        path = hf_hub_download("openai/gsm8k", name, repo_type="dataset")
+        return Path(hf_hub_download("openai/gsm8k", name, repo_type="dataset"))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"openai/gsm8k cannot be had from the hub ({reason}); --source names a local folder") from None
-    return pq.read_table(path).to_pylist()
 
 
 if __name__ == "__main__":

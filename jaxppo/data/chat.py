@@ -3,25 +3,30 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from jinja2 import TemplateError
 
 from jaxppo.config import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Prompt = str | Sequence[dict[str, Any]]
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of a Hugging Face folder; no code from the folder runs."""
+    from transformers import AutoTokenizer  # here, since it takes seconds
+
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # the tokenizers library raises nothing more specific for a damaged file
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"model.path = {path}: its tokenizer cannot be loaded ({reason})") from None
 
 
-def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+def render(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt) -> list[int]:
     """Token ids of a prompt, with the template's opening of the answer.
 
     A string is a single user message where the tokenizer has a chat template, else plain text. The ids start with
@@ -33,17 +38,19 @@ def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
         text = prompt
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        try:
+            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:
+            raise UserError(f"the tokenizer's chat template refuses the prompt ({error})") from None
     ids = tokenizer.encode(text, add_special_tokens=False)
     bos: Any = tokenizer.bos_token_id
-    if bos is None or tokenizer.encode(text, add_special_tokens=True)[:1] != [bos]:
+    if bos is None or (ids[:1] != [bos] and tokenizer.encode("", add_special_tokens=True)[:1] != [bos]):
         return ids
-    while ids[:1] == [bos]:
-        ids = ids[1:]
-    return [bos, *ids]
+    first = next((i for i, token in enumerate(ids) if token != bos), len(ids))
+    return [bos, *ids[first:]]
 
 
-def eos_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def eos_ids(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     """All ids that end a response: the tokenizer's and those of generation_config.json and config.json."""
     own: Any = tokenizer.eos_token_id
     found: set[int] = set() if own is None else {own}
@@ -58,6 +65,6 @@ def eos_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]
     return tuple(sorted(found))
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+def decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
     """The text of a response without special tokens."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -12,7 +12,7 @@ from jaxppo.data.prompts import Prompt
 class PromptLoader:
     """An endless iterator of batches; every epoch has its own order and drops its last partial batch.
 
-    Raises ConfigError where there are fewer prompts than a batch needs.
+    Raises ConfigError where there are fewer prompts than a batch needs, or the seed does not fit 32 bits.
     """
 
     def __init__(self, prompts: Sequence[Prompt], batch_size: int, *, shuffle: bool, seed: int) -> None:
@@ -21,6 +21,8 @@ class PromptLoader:
                 f"data.train_batch_size = {batch_size}, but data.train_files have only {len(prompts)} prompts: "
                 f"at most {len(prompts)} is possible"
             )
+        if not 0 <= seed < 2**32:
+            raise ConfigError(f"data.seed = {seed}: valid are 0 to {2**32 - 1}")
         self.steps_per_epoch = len(prompts) // batch_size
         order = grain.MapDataset.source(prompts)
         order = order.shuffle(seed=seed) if shuffle else order

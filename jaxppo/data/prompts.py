@@ -1,22 +1,18 @@
 """Rows of parquet or JSONL files -> prompts as token ids, with what the reward needs to know of each."""
 
 import dataclasses
-import difflib
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from jaxppo.config import DataConfig, UserError
 from jaxppo.data.chat import render
-from jaxppo.data.gsm8k import gsm8k_row
+from jaxppo.data.files import Row, read_rows
+from jaxppo.data.gsm8k import gsm8k_row, is_raw_gsm8k
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,23 +44,31 @@ class PromptSet:
 def load_prompts(
     files: tuple[str, ...],
     config: DataConfig,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     max_samples: int,
     setting: str = "data.train_files",
 ) -> PromptSet:
     """Reads, renders and fits all rows (the first `max_samples`, unless -1) to data.max_prompt_length.
 
-    Raises UserError naming the file, the row and the setting to change.
+    Raw rows of GSM8K count as verl's. Raises UserError naming the file, the row (from 0) and the setting to change.
     """
     prompts: list[Prompt] = []
-    dropped = truncated = 0
+    seen = dropped = truncated = 0
     rows = ((file, number, row) for file in files for number, row in enumerate(read_rows(file, setting)))
     for index, (file, number, row) in enumerate(rows):
         if index == max_samples:
             break
+        seen += 1
         where = f"{setting}: {file}, row {number}"
-        prompt = _prompt_of(row, config.prompt_key, where)
-        ids = render(tokenizer, prompt)
+        if is_raw_gsm8k(row, config.prompt_key):
+            row = gsm8k_row(row, Path(file).stem, number, where)
+            prompt = row["prompt"]
+        else:
+            prompt = _prompt_of(row, config.prompt_key, where)
+        try:
+            ids = render(tokenizer, prompt)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
         if not ids:
             raise UserError(f"{where}: the prompt has no tokens")
         if len(ids) > config.max_prompt_length:
@@ -73,15 +77,15 @@ def load_prompts(
                 continue
             ids = truncate(ids, config, where)
             truncated += 1
-        text = prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in prompt)
-        reward_model = row.get("reward_model") or {}
-        source = row.get("data_source") or "unknown"
-        extra = row.get("extra_info") or {}
-        prompts.append(Prompt(index, tuple(ids), text, source, reward_model.get("ground_truth"), extra))
+        text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
+        source = _optional(row, "data_source", "unknown", where)
+        truth = _optional(row, "reward_model", {}, where).get("ground_truth")
+        extra = _optional(row, "extra_info", {}, where)
+        prompts.append(Prompt(index, tuple(ids), text, source, truth, extra))
     if not prompts:
         raise UserError(
             f"{setting} = {', '.join(files)}: no prompt is left ({dropped} longer than data.max_prompt_length = "
-            f"{config.max_prompt_length} were dropped)"
+            f"{config.max_prompt_length} were dropped, of {seen} rows)"
         )
     return PromptSet(prompts, dropped, truncated, _fingerprint(prompts))
 
@@ -103,46 +107,6 @@ def truncate(ids: list[int], config: DataConfig, where: str) -> list[int]:
             )
 
 
-def read_rows(file: str, setting: str) -> Iterator[Row]:
-    """Rows of a .parquet or .jsonl file; raw GSM8K rows (question, answer) get verl's columns."""
-    path = Path(file)
-    if not path.is_file():
-        others = sorted(str(p) for p in path.parent.glob("*")) if path.parent.is_dir() else []
-        near = difflib.get_close_matches(file, others, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise UserError(f"{setting}: {file}: no such file{hint}")
-    if path.suffix == ".parquet":
-        rows = _read_parquet(path, setting)
-    elif path.suffix == ".jsonl":
-        rows = _read_jsonl(path, setting)
-    else:
-        raise UserError(f"{setting}: {file}: valid are .parquet and .jsonl files")
-    for number, row in enumerate(rows):
-        yield gsm8k_row(row, path.stem, number) if {"question", "answer"} <= row.keys() and "prompt" not in row else row
-
-
-def _read_parquet(path: Path, setting: str) -> Iterator[Row]:
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{setting}: {path}: not a parquet file ({str(error).splitlines()[0]})") from None
-    yield from table.to_pylist()
-
-
-def _read_jsonl(path: Path, setting: str) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{setting}: {path}, line {number + 1}: not JSON ({error.msg})") from None
-            if not isinstance(row, dict):
-                raise UserError(f"{setting}: {path}, line {number + 1}: not a JSON object")
-            yield row
-
-
 def _prompt_of(row: Row, key: str, where: str) -> Any:
     if key not in row:
         columns = ", ".join(sorted(row))
@@ -152,9 +116,23 @@ def _prompt_of(row: Row, key: str, where: str) -> Any:
         raise UserError(f"{where}: the prompt is empty")
     if isinstance(prompt, str):
         return prompt
-    if not (isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)):
+    if not (isinstance(prompt, list) and all(_is_message(m) for m in prompt)):
         raise UserError(f"{where}: the prompt is neither a string nor a list of messages with role and content")
     return prompt
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and "role" in message and isinstance(message.get("content"), str)
+
+
+def _optional(row: Row, column: str, default: Any, where: str) -> Any:
+    """The row's value, which has the default's type; the default where the column is missing or null."""
+    value = row.get(column)
+    if value is None:
+        return default
+    if not isinstance(value, type(default)):
+        raise UserError(f"{where}: {column} is a {type(value).__name__}, valid is a {type(default).__name__}")
+    return value
 
 
 def _fingerprint(prompts: list[Prompt]) -> str:

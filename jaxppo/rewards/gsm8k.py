@@ -1,17 +1,18 @@
 """GSM8K: is the number after the last #### the right one?"""
 
 import re
-import unicodedata
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Literal
 
 Mode = Literal["robust", "verl", "verl_flexible"]
 
 VERL_WINDOW = 300
 """verl reads only the last characters of a response."""
-LINE = 200
-"""Characters after #### in which an answer must end."""
-NUMBER = re.compile(r"(?<![\w.,])-?\$?-?(\d[\d,]*(?:\.\d+)?|\.\d+)(?!\.?\d|\w)")
+NUMBER = re.compile(r"(?<![\w.,])-?\$?-?(\d[\d,]*(?:\.\d+)?|\.\d+)(?![.,]?\d|\w)")
+GOES_ON = re.compile(r"\s*(?:[-+*/^:×÷⁄]\s*)?\d|\}\s*\{")
+"""After a number: it is part of an expression, a range or a fraction, and no answer by itself."""
+FULL_WIDTH = {0xFF01 + i: 0x21 + i for i in range(94)}
+"""Full-width forms to ASCII; superscripts and vulgar fractions stay what they are, since ² is no digit 2."""
 
 
 def score(response: Any, ground_truth: Any, mode: Mode = "robust") -> float:
@@ -39,6 +40,8 @@ def score(response: Any, ground_truth: Any, mode: Mode = "robust") -> float:
         #### 1e400                            1       1      0               0
         #### １８ (full-width digits)          18      0      0               1
         #### 3 + 4 = 7                        7       0      1               1 (after the last =)
+        #### 3 + 4, #### 3/4, #### 3-4         3       1      0               0 (not evaluated)
+        #### 18 ####                          18      1      1               1 (a closing mark)
         #### . or nothing or no string        1       0      0               0
     """
     if not isinstance(response, str):
@@ -48,36 +51,34 @@ def score(response: Any, ground_truth: Any, mode: Mode = "robust") -> float:
             found = re.findall(r"#### (\-?[0-9\.\,]+)", response[-VERL_WINDOW:])
             return float(bool(found) and found[-1].replace(",", "").replace("$", "") == ground_truth)
         case "verl_flexible":
-            found = [x for x in re.findall(r"(\-?[0-9\.\,]+)", response[-VERL_WINDOW:]) if x not in ("", ".")]
-            return float(bool(found) and found[-1] == ground_truth)
+            found = re.findall(r"(\-?[0-9\.\,]+)", response[-VERL_WINDOW:])
+            return float(bool(found) and next((x for x in reversed(found) if x != "."), found[0]) == ground_truth)
         case "robust":
             answer, truth = marked_number(response), parse_number(str(ground_truth))
             return float(answer is not None and answer == truth)
 
 
 def marked_number(response: str) -> Decimal | None:
-    """The number in the line after the last ####; after the line's last = where it has one."""
-    _, marker, tail = response.rpartition("####")
+    """The number in the line after the last #### that has text behind it; after the line's last = where it has one."""
+    _, marker, tail = response.rstrip("# \t\r\n").rpartition("####")
     if not marker:
         return None
-    line = unicodedata.normalize("NFKC", tail[:LINE].strip().partition("\n")[0])
-    return parse_number(line.rpartition("=")[2])
+    return parse_number(tail.strip().partition("\n")[0].rpartition("=")[2])
 
 
 def parse_number(text: str) -> Decimal | None:
-    """The first number of a text, thousands' commas left out; None where there is none or it goes on past LINE."""
-    text = text.replace("\N{MINUS SIGN}", "-").replace("\\$", "$")
-    found = NUMBER.search(text[:LINE])
-    if found is None or found.end() == LINE:
+    """The first number of a text, thousands' commas left out; None where there is none or an expression goes on."""
+    text = text.translate(FULL_WIDTH).replace("\N{MINUS SIGN}", "-").replace("\\$", "$").replace("{,}", ",")
+    found = NUMBER.search(text)
+    if found is None or GOES_ON.match(text, found.end()):
         return None
-    try:
-        return Decimal(found.group().replace("$", "").replace(",", ""))
-    except InvalidOperation:
-        return None
+    return Decimal(found.group().replace("$", "").replace(",", ""))
 
 
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], *, mode: Mode
 ) -> float:
-    """`score` with verl's signature."""
+    """`score` with verl's signature. Raises ValueError without a ground truth, which would make every score 0."""
+    if ground_truth is None:
+        raise ValueError("the row has no reward_model.ground_truth")
     return score(solution_str, ground_truth, mode)

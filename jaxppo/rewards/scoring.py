@@ -3,8 +3,8 @@
 import copy
 import dataclasses
 import difflib
+import inspect
 import logging
-import math
 import numbers
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,6 +24,7 @@ BUILT_IN: dict[str, RewardFunction] = {
     "gsm8k_verl": partial(gsm8k.compute_score, mode="verl"),
     "arithmetic": arithmetic.compute_score,
 }
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 logger = logging.getLogger(__name__)
 
 
@@ -60,7 +61,7 @@ def load_reward(name: str) -> RewardFunction:
 
 
 def score_samples(function: RewardFunction, samples: Sequence[Sample]) -> Scores:
-    """Each sample's score. One whose function raises, or returns no finite number, scores 0 and is logged.
+    """Each sample's score. One whose function raises, or returns no finite float32, scores 0 and is logged.
 
     Raises UserError where every sample fails: then the function is broken, not a sample.
     """
@@ -71,18 +72,18 @@ def score_samples(function: RewardFunction, samples: Sequence[Sample]) -> Scores
         try:
             score, further = _call(function, sample)
         except Exception as error:  # whatever a user's function raises
-            errors[i] = f"{type(error).__name__}: {error}"
+            errors[i] = " ".join(f"{type(error).__name__}: {error}".split())
             continue
         scores[i] = score
         for key, value in further.items():
             metrics.setdefault(f"reward/{key}", []).append(value)
     failed = [error for error in errors if error is not None]
-    if failed and len(failed) == len(samples):
-        raise UserError(f"reward.function failed for all {len(samples)} samples; the first: {failed[0]}")
     if failed:
-        logger.warning(
-            "reward.function failed for %d of %d samples; the first: %s", len(failed), len(samples), failed[0]
-        )
+        name = function.__name__ if inspect.isfunction(function) else repr(function)
+        message = f"reward.function ({name}) failed for {len(failed)} of {len(samples)} samples; the first: {failed[0]}"
+        if len(failed) == len(samples):
+            raise UserError(message)
+        logger.warning(message)
     return Scores(scores, errors, {key: np.array(values) for key, values in metrics.items()})
 
 
@@ -97,8 +98,8 @@ def _call(function: RewardFunction, sample: Sample) -> tuple[float, dict[str, fl
     if isinstance(result, dict):
         further = {key: float(value) for key, value in result.items() if key != "score" and _is_number(value)}
         result = result["score"]
-    if not _is_number(result) or not math.isfinite(result):
-        raise ValueError(f"the score is {result!r}, not a finite number")
+    if not _is_number(result) or not abs(result) <= FLOAT32_MAX:
+        raise ValueError(f"the score is {result!r}, not a finite number in float32")
     return float(result), further
 
 

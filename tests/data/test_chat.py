@@ -37,6 +37,7 @@ MESSAGES = [{"role": "user", "content": "ab"}]
         (PLAIN, True, [1, 4, 5]),
         ("<s>" + PLAIN, True, [1, 4, 5]),
         ("<s>" + PLAIN, False, [1, 4, 5]),
+        ("<s><s>" + PLAIN, True, [1, 4, 5]),
         (PLAIN, False, [4, 5]),
     ],
 )
@@ -83,3 +84,11 @@ def test_the_shipped_tokenizer():
 def test_a_folder_without_a_tokenizer(tmp_path):
     with pytest.raises(UserError, match="its tokenizer cannot be loaded"):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_damaged_tokenizer_is_one_line(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": [], "model": {"type": "absent"}}')
+    with pytest.raises(UserError, match="its tokenizer cannot be loaded") as caught:
+        load_tokenizer(str(tmp_path))
+    assert "\n" not in str(caught.value)

@@ -46,6 +46,31 @@ def test_a_raw_gsm8k_row(load):
     assert prompt.text == 'ab? Let\'s think step by step and output the final answer after "####".'
 
 
+def test_a_question_column_that_is_the_prompt_is_taken_as_it_is(load):
+    config = dataclasses.replace(CONFIG, prompt_key="question")
+    (prompt,) = load([{"question": "ab", "answer": "x"}], config).prompts
+    assert (prompt.text, prompt.data_source, prompt.ground_truth, prompt.extra_info) == ("ab", "unknown", None, {})
+
+
+def test_a_template_that_refuses_a_prompt_is_told_with_the_row(tmp_path):
+    file = tmp_path / "train.jsonl"
+    file.write_text(json.dumps(row([{"role": "system", "content": "a"}])) + "\n")
+    tokenizer = make("{{ raise_exception('System role not supported') }}", False)
+    with pytest.raises(UserError, match=r"train.jsonl, row 0: the tokenizer's chat template refuses .*System role not"):
+        load_prompts((str(file),), CONFIG, tokenizer, -1)
+
+
+def test_rows_are_numbered_in_each_file_and_indexed_over_all(tmp_path):
+    files = tuple(str(tmp_path / f"{name}.jsonl") for name in "ab")
+    for file, prompts in zip(files, (["a", "b"], ["c", "abcde"]), strict=True):
+        with open(file, "w") as out:
+            out.writelines(json.dumps(row(p)) + "\n" for p in prompts)
+    config = dataclasses.replace(CONFIG, filter_overlong_prompts=True)
+    assert [p.index for p in load_prompts(files, config, make(PLAIN, False), -1).prompts] == [0, 1, 2]
+    with pytest.raises(UserError, match=r"data.train_files: .*b.jsonl, row 1: the prompt has 5 tokens"):
+        load_prompts(files, CONFIG, make(PLAIN, False), -1)
+
+
 @pytest.mark.parametrize(
     ("truncation", "tokens"), [("left", (5, 6, 7, 8)), ("right", (4, 5, 6, 7)), ("middle", (4, 5, 7, 8))]
 )
@@ -61,7 +86,7 @@ def test_filtering_counts(load):
     found = load([row("abc"), row("abcde"), row("abcd")], config)
     assert [p.index for p in found.prompts] == [0, 2]
     assert found.dropped == 1
-    with pytest.raises(UserError, match=r"no prompt is left \(1 longer than data.max_prompt_length = 4"):
+    with pytest.raises(UserError, match=r"no prompt is left \(1 longer than .* = 4 were dropped, of 1 rows\)"):
         load([row("abcde")], config)
 
 
@@ -88,6 +113,11 @@ def test_the_fingerprint_changes_with_tokens_truths_and_order(load):
         ([row("a"), row("")], "row 1: the prompt is empty"),
         ([row("a"), row(None)], "row 1: the prompt is empty"),
         ([row([{"role": "user"}])], "row 0: the prompt is neither a string nor a list of messages"),
+        ([row([{"role": "user", "content": None}])], "row 0: the prompt is neither a string nor a list of messages"),
+        ([row("a", reward_model="1")], "row 0: reward_model is a str, valid is a dict"),
+        ([row("a", extra_info=[1])], "row 0: extra_info is a list, valid is a dict"),
+        ([{"question": "a", "answer": "42"}], "row 0: not a row of GSM8K: it needs a question and an answer that ends"),
+        ([{"question": "a", "answer": 42}], "row 0: not a row of GSM8K"),
         ([{"question": "a"}], "no column data.prompt_key = 'prompt'; the columns are question"),
     ],
 )
