@@ -5,8 +5,8 @@ Two real steps on a CPU (a folder in place of the hub id saves the download):
     python -m jaxppo.train --config configs/gsm8k_smollm2.py --model.path FOLDER --model.dtype float32 \\
         --rollout.engine jax --rollout.max-num-seqs 4 \\
         --data.train-batch-size 4 --actor.ppo-mini-batch-size 2 --data.max-prompt-length 160 \\
-        --data.max-response-length 24 --actor.max-tokens-per-device 368 --actor.row-length 184 --data.train-max-samples 64 \\
-        --data.val-max-samples 4 --trainer.total-training-steps 2
+        --data.max-response-length 24 --actor.max-tokens-per-device 368 --actor.row-length 184 \\
+        --data.train-max-samples 64 --data.val-max-samples 4 --trainer.total-training-steps 2
 """
 
 import dataclasses

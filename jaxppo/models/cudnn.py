@@ -12,8 +12,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxppo.config import UserError
 
-MAX_SEGMENTS = 64
-"""Segments of one row: the kernel's static capacity, which packing keeps to. A row with more gives NaN."""
+TOKENS_PER_SEGMENT = 128
+
+
+def max_segments(row_length: int) -> int:
+    """Segments that a row may have, which packing keeps to: one per 128 tokens, but at least 16.
+
+    It is the kernel's static capacity, and its backward pass takes time for every one, used or not. A row with more
+    gives NaN, never a wrong number.
+    """
+    return max(16, row_length // TOKENS_PER_SEGMENT)
 
 
 def require(dtype: jnp.dtype) -> None:
@@ -38,18 +46,18 @@ def require(dtype: jnp.dtype) -> None:
 
 
 def segment_table(
-    segment_ids: Int[Array, "B T"], max_segments: int
+    segment_ids: Int[Array, "B T"], capacity: int
 ) -> tuple[Int[Array, "B M"], Int[Array, "B M1"], Bool[Array, " B"]]:
     """(lengths [B, M], starts [B, M + 1], whether the row fits) of segments 1, 2, ...; -1 fills what is not used.
 
     Example: segment_ids = 1 1 1 2 2 0 with M = 3 gives lengths 3 2 -1, starts 0 3 -1 -1.
     """
-    numbers = jnp.arange(1, max_segments + 1)
+    numbers = jnp.arange(1, capacity + 1)
     of_segment = segment_ids[:, None, :] == numbers[:, None]
     lengths = of_segment.sum(-1, dtype=jnp.int32)
     starts = jnp.argmax(of_segment, -1).astype(jnp.int32)
     starts = jnp.pad(jnp.where(lengths > 0, starts, -1), ((0, 0), (0, 1)), constant_values=-1)
-    return jnp.where(lengths > 0, lengths, -1), starts, segment_ids.max(-1) <= max_segments
+    return jnp.where(lengths > 0, lengths, -1), starts, segment_ids.max(-1) <= capacity
 
 
 def cudnn_packed_attention(
@@ -57,13 +65,12 @@ def cudnn_packed_attention(
     k: Float[Array, "B T G K"],
     v: Float[Array, "B T G K"],
     segment_ids: Int[Array, "B T"],
-    max_segments: int = MAX_SEGMENTS,
 ) -> Float[Array, "B T H K"]:
     """packed_attention by cuDNN. Segments of a row are 1, 2, ... from left to right; padding gives 0."""
     require(q.dtype)
     from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
 
-    lengths, starts, fits = segment_table(segment_ids, min(max_segments, q.shape[1]))
+    lengths, starts, fits = segment_table(segment_ids, max_segments(q.shape[1]))
     real = (segment_ids != 0)[..., None, None]
     # the kernel leaves padding's outputs and gradients unwritten: `where` on both sides keeps them out
     q, k, v = (jnp.where(real, x, 0) for x in (q, k, v))

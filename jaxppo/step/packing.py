@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxppo.models.cudnn import MAX_SEGMENTS
+from jaxppo.models.cudnn import max_segments
 from jaxppo.step.state import PackedBatch
 
 
@@ -49,13 +49,14 @@ def rows_bound(num_sequences: int, longest: int, row_length: int) -> int:
     bound = max(1, 2 * math.ceil(total / row_length) - 1)
     if row_length > longest:
         bound = min(bound, total // (row_length - longest) + 1)
-    return min(num_sequences, bound + num_sequences // MAX_SEGMENTS)
+    return min(num_sequences, bound + num_sequences // max_segments(row_length))
 
 
 def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-    """First-fit decreasing: the sequences of each row, at most MAX_SEGMENTS, by index. Ties keep their order."""
+    """First-fit decreasing: the sequences of each row, at most max_segments, by index. Ties keep their order."""
     rows: list[list[int]] = []
     free: list[int] = []
+    most = max_segments(row_length)
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         row = next((r for r, space in enumerate(free) if space >= lengths[i]), None)
         if row is None:
@@ -63,7 +64,7 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
             rows.append([])
             free.append(row_length)
         rows[row].append(i)
-        free[row] = free[row] - lengths[i] if len(rows[row]) < MAX_SEGMENTS else 0
+        free[row] = free[row] - lengths[i] if len(rows[row]) < most else 0
     return rows
 
 
