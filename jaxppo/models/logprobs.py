@@ -6,7 +6,7 @@ in the model's dtype, and adds the head's gradient up in float32.
 """
 
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,8 @@ def token_logprobs(
     order = jnp.argsort(~predicted, axis=1, stable=True)
     chunk = length // chunks
     trips = -(-jnp.max(jnp.sum(predicted, axis=1)) // chunk)
-    logp, entropy = head_logprobs(model, temperature, chunk, hidden, model.head(params), targets, order, trips)
+    found: Any = head_logprobs(model, temperature, chunk, hidden, model.head(params), targets, order, trips)
+    logp, entropy = found
     return shift_right(logp, batch.mask), shift_right(entropy, batch.mask)
 
 
