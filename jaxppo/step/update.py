@@ -155,7 +155,7 @@ def optimize(
     def minibatch_step(i: Array, carry: tuple[Params, Any, dict]) -> tuple[Params, Any, dict]:
         params, opt_state, totals = carry
         grads, means = gradient(loss, params, experience, i % minibatches)
-        grad_norm = optax.global_norm(grads)
+        grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(grad_norm)
         direction, next_opt_state = tx.update(grads, opt_state, params)
         next_params = jax.tree.map(lambda p, d: (p - lr * d).astype(p.dtype), params, direction)
@@ -176,17 +176,20 @@ def optimize(
 
 
 def gradient(loss: Loss, params: Params, experience: Experience, m: int | Int[Array, ""]) -> tuple[Params, Metrics]:
-    """d(sum of losses)/dp over the minibatch's microbatches, divided by the minibatch's count; means of metrics."""
-    value_and_aux = jax.grad(loss, has_aux=True)
+    """d(sum of losses)/dp over the minibatch's microbatches, divided by the minibatch's count; means of metrics.
+
+    Sums are float32 at least, whatever the parameters are.
+    """
+    gradient_and_aux = jax.grad(loss, has_aux=True)
 
     def add_microbatch(k: Array, sums: Any) -> Any:
-        return jax.tree.map(jnp.add, sums, value_and_aux(params, microbatch(experience, m, k)))
+        return jax.tree.map(jnp.add, sums, gradient_and_aux(params, microbatch(experience, m, k)))
 
     zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype),
-        jax.eval_shape(lambda: value_and_aux(params, microbatch(experience, m, 0))),
+        lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)),
+        jax.eval_shape(lambda: gradient_and_aux(params, microbatch(experience, m, 0))),
     )
     trips = experience.batch.num_microbatches[m]
-    grads, (count, means) = jax.lax.fori_loop(0, trips, add_microbatch, zeros)
-    grads = jax.tree.map(lambda g: g / jnp.maximum(count, 1), grads)
+    sums, (count, means) = jax.lax.fori_loop(0, trips, add_microbatch, zeros)
+    grads = jax.tree.map(lambda g, p: (g / jnp.maximum(count, 1)).astype(p.dtype), sums, params)
     return grads, {name: total / jnp.maximum(n, 1) for name, (total, n) in means.items()}

@@ -184,3 +184,13 @@ def test_a_batch_without_any_token_in_the_loss_changes_only_what_decays(model, m
     jax.tree.map(np.testing.assert_array_equal, state.actor, before.actor)
     assert metrics["actor/pg_loss"] == 0
     assert metrics["actor/grad_norm"] == 0
+
+
+def test_bfloat16_parameters_take_a_step_too(mesh):
+    """Their gradients are still summed in float32; moments have the parameters' dtype."""
+    config = tiny_config(lr=1e-2)
+    model = tiny_model(dtype="bfloat16")
+    state, (metrics,) = run_steps(config, model, mesh, [packed(random_rollouts(), config)])
+    assert {x.dtype for x in jax.tree.leaves(state.actor)} == {jnp.dtype("bfloat16")}
+    assert np.isfinite(metrics["actor/grad_norm"])
+    assert not np.array_equal(state.actor["embed"], model.params["embed"])
