@@ -13,7 +13,7 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
-from jaxppo.config import ConfigError, RolloutConfig
+from jaxppo.config import ConfigError, RolloutConfig, UserError
 from jaxppo.rollout.engine import Completion, Sampling
 from jaxppo.rollout.vllm_weights import EngineWeights
 
@@ -44,23 +44,28 @@ class VLLMBackend:
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
             raise RuntimeError("parallel.platform.prepare was not called: vLLM would start a process of its own")
         _check_device(rollout)
-        self._llm = LLM(
-            model=settings.folder,
-            dtype=settings.dtype,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            generation_config="vllm",  # nothing of the folder's own sampling defaults
-            max_model_len=settings.max_model_len,
-            max_num_seqs=rollout.max_num_seqs,
-            max_num_batched_tokens=max(rollout.max_num_batched_tokens, settings.max_model_len),
-            gpu_memory_utilization=rollout.gpu_memory_utilization,
-            enforce_eager=rollout.enforce_eager,
-            enable_sleep_mode=rollout.sleep_level > 0,
-            logprobs_mode="processed_logprobs",
-            enable_prefix_caching=True,
-            block_size=BLOCK_SIZE,
-            **_layout(rollout, settings),
-        )
+        try:
+            self._llm = LLM(
+                model=settings.folder,
+                dtype=settings.dtype,
+                load_format="dummy",
+                skip_tokenizer_init=True,
+                generation_config="vllm",  # nothing of the folder's own sampling defaults
+                max_model_len=settings.max_model_len,
+                max_num_seqs=rollout.max_num_seqs,
+                max_num_batched_tokens=max(rollout.max_num_batched_tokens, settings.max_model_len),
+                gpu_memory_utilization=rollout.gpu_memory_utilization,
+                enforce_eager=rollout.enforce_eager,
+                enable_sleep_mode=rollout.sleep_level > 0,
+                logprobs_mode="processed_logprobs",
+                enable_prefix_caching=True,
+                block_size=BLOCK_SIZE,
+                **_layout(rollout, settings),
+            )
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            hint = "" if rollout.enforce_eager else "; rollout.enforce_eager = true starts it without CUDA graphs"
+            raise UserError(f"vLLM did not start: {reason}{hint}") from error
         [worker] = self._llm.collective_rpc(lambda worker: worker)
         self.weights = EngineWeights(worker)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
