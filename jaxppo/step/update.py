@@ -68,6 +68,8 @@ def make_update_step(config: Config, model: Model, mesh: Mesh, critic_model: Mod
         )
         metrics = {f"critic/{name}": x for name, x in critic_metrics.items()}
         metrics |= {f"actor/{name}": x for name, x in actor_metrics.items()}
+        if config.actor.use_kl_loss:
+            metrics["actor/kl_coef"] = jnp.float32(config.actor.kl_loss_coef)
         return next_state, experience.metrics | metrics
 
     out_shardings = (state_shardings(config, model, critic_model, mesh), replicated(mesh))

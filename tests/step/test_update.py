@@ -194,3 +194,20 @@ def test_bfloat16_parameters_take_a_step_too(mesh):
     assert {x.dtype for x in jax.tree.leaves(state.actor)} == {jnp.dtype("bfloat16")}
     assert np.isfinite(metrics["actor/grad_norm"])
     assert not np.array_equal(state.actor["embed"], model.params["embed"])
+
+
+def test_the_kl_as_a_loss_pulls_towards_the_reference(model, mesh):
+    """Without any advantage only the KL's gradient is left: the policy moves to the reference."""
+    config = tiny_config(use_kl_loss=True, kl_loss_coef=1.0, ppo_epochs=2, lr=1e-2)
+    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, use_kl_in_reward=False))
+    rollouts = [dataclasses.replace(r, score=0.0) for r in random_rollouts()]
+    batch = packed(rollouts, config)
+    score, update = make_score_step(config, model, mesh), make_update_step(config, model, mesh)
+    state = first_state(config, model, mesh)
+    state = dataclasses.replace(state, critic=jax.tree.map(jnp.zeros_like, state.critic))  # values and advantages 0
+    reference, losses = tiny_model(seed=5).params, []
+    for _ in range(3):
+        state, metrics = update(state, score(state, reference, batch))
+        losses.append(float(metrics["actor/kl_loss"]))
+    assert losses[0] > losses[1] > losses[2] > 0
+    assert metrics["actor/kl_coef"] == 1.0
