@@ -8,11 +8,13 @@ Mode = Literal["robust", "verl", "verl_flexible"]
 
 VERL_WINDOW = 300
 """verl reads only the last characters of a response."""
-NUMBER = re.compile(r"(?<![\w.,])-?\$?-?(\d[\d,]*(?:\.\d+)?|\.\d+)(?![.,]?\d|\w)")
-GOES_ON = re.compile(r"\s*(?:[-+*/^:×÷⁄]\s*)?\d|\}\s*\{")
+DRESS = r"(?:\*\*|[$€£¥]|\\[a-z]{1,9}\{){0,4}"
+"""Between a sign and its digits; bounded, or a long run of $ would take quadratic time."""
+NUMBER = re.compile(rf"(?<![\w.,])(?:(-){DRESS}|{DRESS}(-?))(\d[\d,]*(?:\.\d+)?|\.\d+)(?![.,]?\d|\w)")
+GOES_ON = re.compile(r"\s*(?:(?:[-+*/^:×÷⁄·x]|\\times|\\cdot|\\div)\s*)?\d|\}\s*\{")
 """After a number: it is part of an expression, a range or a fraction, and no answer by itself."""
-FULL_WIDTH = {0xFF01 + i: 0x21 + i for i in range(94)}
-"""Full-width forms to ASCII; superscripts and vulgar fractions stay what they are, since ² is no digit 2."""
+ASCII = {0xFF01 + i: 0x21 + i for i in range(94)} | dict.fromkeys((0x2212, 0x2013), ord("-"))
+"""Full-width forms, the minus sign and the en dash; superscripts and vulgar fractions stay, since ² is no digit 2."""
 
 
 def score(response: Any, ground_truth: Any, mode: Mode = "robust") -> float:
@@ -39,8 +41,10 @@ def score(response: Any, ground_truth: Any, mode: Mode = "robust") -> float:
         #### 1.2.3                            1       0      0               0
         #### 1e400                            1       1      0               0
         #### １８ (full-width digits)          18      0      0               1
+        #### -$18, -**18**, -\\boxed{18}       -18     0      0               1
+        #### --5                              -5      0      1               1
         #### 3 + 4 = 7                        7       0      1               1 (after the last =)
-        #### 3 + 4, #### 3/4, #### 3-4         3       1      0               0 (not evaluated)
+        #### 3 + 4, 3/4, 3-4, 3 x 4, 3–4      3       1      0               0 (not evaluated)
         #### 18 ####                          18      1      1               1 (a closing mark)
         #### . or nothing or no string        1       0      0               0
     """
@@ -68,11 +72,12 @@ def marked_number(response: str) -> Decimal | None:
 
 def parse_number(text: str) -> Decimal | None:
     """The first number of a text, thousands' commas left out; None where there is none or an expression goes on."""
-    text = text.translate(FULL_WIDTH).replace("\N{MINUS SIGN}", "-").replace("\\$", "$").replace("{,}", ",")
+    text = text.translate(ASCII).replace("\\$", "$").replace("{,}", ",")
     found = NUMBER.search(text)
     if found is None or GOES_ON.match(text, found.end()):
         return None
-    return Decimal(found.group().replace("$", "").replace(",", ""))
+    before, after, digits = found.groups(default="")
+    return Decimal(before + after + digits.replace(",", ""))
 
 
 def compute_score(

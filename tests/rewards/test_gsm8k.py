@@ -32,6 +32,17 @@ TABLE = [
     ("#### 3 + 4 = 7", "7", 0, 1, 1),
     ("#### 18 dollars", "18", 1, 1, 1),
     ("#### -$18", "-18", 0, 0, 1),
+    ("#### -\\boxed{18}", "-18", 0, 0, 1),
+    ("#### -\\boxed{18}", "18", 0, 1, 0),
+    ("#### \\boxed{-18}", "-18", 0, 1, 1),
+    ("#### -**18**", "-18", 0, 0, 1),
+    ("#### -€18", "18", 0, 1, 0),
+    ("#### –18", "18", 0, 1, 0),
+    ("#### --5", "-5", 0, 1, 1),
+    ("#### -$-5", "-5", 0, 1, 1),
+    ("#### 3–4", "3", 1, 0, 0),
+    ("#### 3 x 4", "3", 1, 0, 0),
+    ("#### 3 \\times 4", "3", 1, 0, 0),
     ("#### 3 + 4", "3", 1, 0, 0),
     ("#### 3/4", "3", 1, 0, 0),
     ("#### 3-4", "4", 0, 0, 0),
@@ -65,6 +76,9 @@ def test_the_docstrings_table(response, truth, verl, flexible, robust):
         "#### " + "9" * 100_000,
         "#" * 100_000,
         "#### " + "-$" * 50_000,
+        "#### -" + "$" * 100_000 + "8x",
+        "#### " + "-" * 100_000 + "8",
+        "#### " + "\\a{" * 50_000,
         "#### " + "1," * 50_000,
         "#### " + "9" * 50_000 + "." + "9" * 50_000 + "x",
     ],
@@ -117,3 +131,10 @@ def test_no_text_breaks_it(before, marked, after):
     for mode in MODES:
         assert score(before + marked + after, "18", mode) in (0.0, 1.0)
         assert score(marked, after, mode) in (0.0, 1.0)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.text("-–$€.,1x*{}\\=/ ", max_size=8))
+def test_no_mixture_of_signs_and_marks_breaks_it(text):
+    for mode in MODES:
+        assert score(f"#### {text}1", f"{text}1", mode) in (0.0, 1.0)
