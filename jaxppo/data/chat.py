@@ -56,13 +56,20 @@ def eos_ids(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ..
     found: set[int] = set() if own is None else {own}
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        given = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        given = _eos_of(path) if path.is_file() else None
         found |= set(given) if isinstance(given, list) else set() if given is None else {given}
     if not found:
         raise UserError(
             f"model.path = {folder}: no eos_token_id in its tokenizer, generation_config.json or config.json"
         )
     return tuple(sorted(found))
+
+
+def _eos_of(path: Path) -> int | list[int] | None:
+    try:
+        return json.loads(path.read_bytes()).get("eos_token_id")
+    except ValueError as error:
+        raise UserError(f"model.path: {path}: not JSON ({error})") from None
 
 
 def decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:

@@ -38,14 +38,14 @@ def _read_parquet(path: Path, setting: str) -> Iterator[Row]:
 
 
 def _read_jsonl(path: Path, setting: str) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:  # as bytes, so that text which is not UTF-8 is told with its line
         for number, line in enumerate(lines):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{setting}: {path}, line {number + 1}: not JSON ({error.msg})") from None
+            except ValueError as error:
+                raise UserError(f"{setting}: {path}, line {number + 1}: not JSON ({error})") from None
             if not isinstance(row, dict):
                 raise UserError(f"{setting}: {path}, line {number + 1}: not a JSON object")
             yield row

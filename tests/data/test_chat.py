@@ -70,6 +70,12 @@ def test_every_eos_that_the_folder_names(tmp_path):
         eos_ids(tmp_path, tokenizer)
 
 
+def test_a_damaged_generation_config_is_named(tmp_path):
+    (tmp_path / "generation_config.json").write_text("{broken")
+    with pytest.raises(UserError, match=r"generation_config.json: not JSON"):
+        eos_ids(tmp_path, make(PLAIN, False))
+
+
 def test_special_tokens_do_not_reach_the_reward():
     assert decode(make(PLAIN, False), [4, 5, 2, 0]) == "ab"
 

@@ -90,6 +90,12 @@ def test_filtering_counts(load):
         load([row("abcde")], config)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
+    file = tmp_path / "train.jsonl"
+    file.write_text(json.dumps(row("ab")) + "\n", encoding="utf-8-sig")
+    assert load_prompts((str(file),), CONFIG, make(PLAIN, False), -1).prompts[0].tokens == (4, 5)
+
+
 def test_only_the_first_rows(load):
     assert len(load([row("a")] * 5, max_samples=3).prompts) == 3
 
@@ -134,6 +140,9 @@ def test_a_bad_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"data.val_files: .*tets.jsonl: no such file \(did you mean .*test.jsonl\?\)"):
         load(tmp_path / "tets.jsonl")
     with pytest.raises(UserError, match="line 1: not JSON"):
+        load(tmp_path / "test.jsonl")
+    (tmp_path / "test.jsonl").write_bytes('{"prompt": "a"}\n{"prompt": "é"}\n'.encode("latin-1"))
+    with pytest.raises(UserError, match="line 2: not JSON"):
         load(tmp_path / "test.jsonl")
     (tmp_path / "test.parquet").write_text("no parquet")
     with pytest.raises(UserError, match="not a parquet file"):
