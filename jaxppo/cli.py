@@ -46,9 +46,14 @@ def read_config_file(path: Path) -> Config:
     if spec is None or spec.loader is None:
         raise UserError(f"--config {path}: a config is a Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    function = getattr(module, "config", None)
-    config = function() if callable(function) else None
+    try:
+        spec.loader.exec_module(module)
+        function = getattr(module, "config", None)
+        config = function() if callable(function) else None
+    except UserError:
+        raise
+    except Exception as error:  # whatever a user's file raises
+        raise UserError(f"--config {path}: {type(error).__name__}: {error}") from error
     if not isinstance(config, Config):
         raise UserError(f"--config {path}: it must define config() -> jaxppo.config.Config")
     return config

@@ -131,3 +131,13 @@ def test_a_row_without_a_prompt_is_named(fails, config, tmp_path, row, message):
     file = write_rows(tmp_path / "bad.parquet", table)
     line = fails(given=change(config, "data", train_files=(file,)))
     assert f"data.train_files: {file}, row 7: {message}" in line
+
+
+def test_a_config_file_that_raises_is_named_in_one_line(tmp_path):
+    from jaxppo.cli import read_config_file
+    from jaxppo.config import UserError
+
+    file = tmp_path / "mine.py"
+    file.write_text("from jaxppo.config import ActorConfig\n\n\ndef config():\n    return ActorConfig(lrr=1)\n")
+    with pytest.raises(UserError, match=r"mine.py: TypeError: .*lrr"):
+        read_config_file(file)
