@@ -1,6 +1,8 @@
 """The one place where settings are checked, before anything is loaded or compiled."""
 
+import dataclasses
 import math
+import typing
 from typing import Any
 
 from jaxppo.config import Config, ConfigError
@@ -8,12 +10,25 @@ from jaxppo.config import Config, ConfigError
 
 def check(config: Config) -> Config:
     """The config as it was given. Raises ConfigError naming the settings, their values and the valid ones."""
+    _check_choices(config)
     _check_numbers(config)
     _check_batches(config)
     _check_kl(config)
     _check_data(config)
     _check_engine(config)
     return config
+
+
+def _check_choices(section: Any, prefix: str = "") -> None:
+    """A config file's choices, which nothing else has looked at before."""
+    hints = typing.get_type_hints(type(section))
+    for field in dataclasses.fields(section):
+        name, value = f"{prefix}{field.name}", getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            _check_choices(value, f"{name}.")
+        elif typing.get_origin(hints[field.name]) is typing.Literal:
+            valid = typing.get_args(hints[field.name])
+            _require(value in valid, name, value, ", ".join(map(str, valid)))
 
 
 def _require(valid: bool, setting: str, value: Any, valid_values: str) -> None:

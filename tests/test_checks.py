@@ -136,3 +136,14 @@ def test_settings_of_vllm_are_refused_where_they_do_nothing(name, value):
     with pytest.raises(ConfigError, match=rf"{name} = {value}: valid is .* with rollout\.engine = jax: it is vLLM's"):
         check(changed(**{name.replace(".", "__"): value}))
     check(changed(**{name.replace(".", "__"): value}, rollout__engine="vllm"))
+
+
+def test_a_config_files_choice_is_one_of_the_valid_ones():
+    import dataclasses
+
+    from jaxppo.config import AlgorithmConfig, Config, KLControlConfig
+
+    control = KLControlConfig(type="adaptve")  # pyright: ignore[reportArgumentType]
+    config = dataclasses.replace(Config(), algorithm=AlgorithmConfig(kl_ctrl=control))
+    with pytest.raises(ConfigError, match=r"algorithm.kl_ctrl.type = adaptve: valid is fixed, adaptive"):
+        check(config)
