@@ -17,7 +17,7 @@ from jaxppo.models.parameters import Params
 Remat = Literal["none", "dots", "full"]
 Constrain = Callable[[jax.Array, tuple[str | None, ...]], jax.Array]
 Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
-"""(q, k, v, the layer's own state) -> (mixed values, the layer's next state)."""
+"""(q, k, v, what earlier layers handed on) -> (mixed values, what later layers get)."""
 
 
 @flax.struct.dataclass
@@ -59,21 +59,31 @@ class Model:
         return self._decode(params, tokens, positions, attend, None)[0]
 
     def forward_cached(
-        self, params: Params, tokens: Int[Array, "S Q"], positions: Int[Array, "S Q"], cache: KVCache
+        self,
+        params: Params,
+        tokens: Int[Array, "S Q"],
+        positions: Int[Array, "S Q"],
+        cache: KVCache,
+        window: int | None = None,
     ) -> tuple[Float[Array, "S Q D"], KVCache]:
         """Hidden states of Q further tokens of each slot, whose keys and values enter the cache at their positions.
 
-        A token sees the cache up to its own position. Prefill and decode are the same call.
+        A token sees the cache up to its own position. Prefill and decode are the same call. Of the cache only the
+        first `window` indices are read (None: all): a token at or beyond it gets a finite output of no meaning.
         """
         slots = jnp.arange(tokens.shape[0])[:, None]
-        visible = jnp.arange(cache.k.shape[2]) <= positions[:, :, None]
+        window = cache.k.shape[2] if window is None else window
+        visible = jnp.arange(window) <= positions[:, :, None]
 
-        def attend(q: Array, k: Array, v: Array, layer: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-            keys, values = (old.at[slots, positions].set(new) for old, new in zip(layer, (k, v), strict=True))
-            return masked_attention(q, keys, values, visible), (keys, values)
+        def attend(q: Array, k: Array, v: Array, state: tuple[KVCache, Array]) -> tuple[Array, tuple[KVCache, Array]]:
+            # carried from layer to layer and written in place: slicing layers out and stacking them again copies all
+            cache, layer = state
+            cache = KVCache(k=cache.k.at[layer, slots, positions].set(k), v=cache.v.at[layer, slots, positions].set(v))
+            mixed = masked_attention(q, _read(cache.k, layer, window), _read(cache.v, layer, window), visible)
+            return mixed, (cache, layer + 1)
 
-        hidden, (k, v) = self._decode(params, tokens, positions, attend, (cache.k, cache.v))
-        return hidden, KVCache(k=k, v=v)
+        hidden, (cache, _) = self._decode(params, tokens, positions, attend, (cache, jnp.int32(0)))
+        return hidden, cache
 
     def init_cache(self, slots: int, length: int) -> KVCache:
         """An empty cache for `slots` sequences of up to `length` tokens."""
@@ -103,16 +113,16 @@ class Model:
         cos, sin = rope_angles(positions, self.config.head_dim, self.config.rope)
         x = self.constrain(params["embed"][tokens].astype(self.dtype), ("batch", "seq", "embed"))
 
-        def layer(x: Array, layer_in: tuple[Params, Any]) -> tuple[Array, Any]:
-            weights, layer_state = layer_in
+        def layer(carry: tuple[Array, Any], weights: Params) -> tuple[tuple[Array, Any], None]:
+            x, state = carry
             # cast here, a layer at a time: no copy of all parameters in the compute dtype ever exists
             w = {name: a if "norm" in name else a.astype(self.dtype) for name, a in weights.items()}
-            mixed, layer_state = self._attention(w, x, cos, sin, attend, layer_state)
+            mixed, state = self._attention(w, x, cos, sin, attend, state)
             x = x + mixed
             x = x + self._mlp(w, x)
-            return self.constrain(x, ("batch", "seq", "embed")), layer_state
+            return (self.constrain(x, ("batch", "seq", "embed")), state), None
 
-        x, state = jax.lax.scan(checkpointed(layer, self.remat), x, (params["layers"], state))
+        (x, state), _ = jax.lax.scan(checkpointed(layer, self.remat), (x, state), params["layers"])
         return rms_norm(x, params["norm"], self.config.rms_norm_eps), state
 
     def _attention(self, w: Params, x: Array, cos: Array, sin: Array, attend: Attend, state: Any) -> tuple[Array, Any]:
@@ -134,6 +144,12 @@ class Model:
         up = jnp.einsum("btd,fd->btf", y, w["up"], precision=precision)
         hidden = self.constrain(swiglu(gate, up), ("batch", "seq", "mlp"))
         return jnp.einsum("btf,df->btd", hidden, w["down"], precision=precision)
+
+
+def _read(cache: Float[Array, "L S N G K"], layer: Int[Array, ""], window: int) -> Float[Array, "S W G K"]:
+    """A layer's first `window` keys or values of every slot."""
+    _, slots, _, groups, size = cache.shape
+    return jax.lax.dynamic_slice(cache, (layer, 0, 0, 0, 0), (1, slots, window, groups, size))[0]
 
 
 def checkpointed(layer: Callable, remat: Remat) -> Callable:

@@ -2,9 +2,11 @@
 
 S slots decode at the same time; the call's sequences (prompt i, sample j) wait in one queue. A sequence's draws
 depend on nothing but its own key and its own position, so neither its slot nor its company changes its tokens.
+A step reads no more of the cache than its longest sequence needs, rounded up to one of a few static windows.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxppo.models import KVCache, Model
 from jaxppo.rollout.sampling import sample
+
+MAX_WINDOWS = 8
+"""Each is one more copy of the decode step to compile."""
+WINDOW_MULTIPLE = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +75,17 @@ def make_generate(model: Model, shape: Shape) -> Callable[[Any, Queue], Decoding
             state = jax.lax.while_loop(
                 lambda s: jnp.any(~s.active) & waiting(s), lambda s: fill(model, shape, params, queue, s), state
             )
-            return jax.lax.while_loop(goes_on, lambda s: decode(model, shape, params, queue, s), state)
+            bounds = windows(shape.prompt_length + shape.new_tokens)
+            for shorter, window in itertools.pairwise((0, *bounds)):
+                state = decode_within(shorter, window, state)
+            return state
+
+        def decode_within(shorter: int, window: int, state: Decoding) -> Decoding:
+            def fits(state: Decoding) -> Bool[Array, ""]:
+                longest = jnp.max(jnp.where(state.active, next_positions(queue, state), 0))
+                return goes_on(state) & (shorter <= longest) & (longest < window)
+
+            return jax.lax.while_loop(fits, lambda s: decode(model, shape, params, queue, s, window), state)
 
         def waiting(state: Decoding) -> Bool[Array, ""]:
             return state.next_sequence < queue.size
@@ -82,6 +98,17 @@ def make_generate(model: Model, shape: Shape) -> Callable[[Any, Queue], Decoding
         return jax.lax.while_loop(lambda s: jnp.any(s.active) | waiting(s), turn, start)
 
     return jax.jit(generate)
+
+
+def windows(capacity: int) -> tuple[int, ...]:
+    """Ascending numbers of cache indices that a step may read; the last is all of them. At most MAX_WINDOWS."""
+    step = WINDOW_MULTIPLE * -(-capacity // (WINDOW_MULTIPLE * MAX_WINDOWS))
+    return (*range(step, capacity, step), capacity)
+
+
+def next_positions(queue: Queue, state: Decoding) -> Int[Array, " S"]:
+    """Where each slot's last token goes in the cache."""
+    return queue.prompt_lengths[state.sequence] + state.length - 1
 
 
 def empty(model: Model, shape: Shape, sequences: int) -> Decoding:
@@ -127,12 +154,12 @@ def fill(model: Model, shape: Shape, params: Any, queue: Queue, state: Decoding)
     return draw(model, shape, params, queue, state, last, slots)
 
 
-def decode(model: Model, shape: Shape, params: Any, queue: Queue, state: Decoding) -> Decoding:
-    """One more token for every active slot."""
-    position = queue.prompt_lengths[state.sequence] + state.length - 1
+def decode(model: Model, shape: Shape, params: Any, queue: Queue, state: Decoding, window: int) -> Decoding:
+    """One more token for every active slot, all of which are shorter than `window`."""
     # a free slot writes to the last index, which no sequence reads before writing it itself
-    position = jnp.where(state.active, position, shape.prompt_length + shape.new_tokens - 1)
-    hidden, cache = model.forward_cached(params, state.last_token[:, None], position[:, None], state.cache)
+    last = shape.prompt_length + shape.new_tokens - 1
+    position = jnp.where(state.active, next_positions(queue, state), last)
+    hidden, cache = model.forward_cached(params, state.last_token[:, None], position[:, None], state.cache, window)
     slots = jnp.where(state.active, jnp.arange(shape.slots), shape.slots)
     return draw(model, shape, params, queue, dataclasses.replace(state, cache=cache), hidden[:, 0], slots)
 

@@ -11,20 +11,19 @@ def processed_logits(
     """logits / temperature, with -inf outside the top_k largest and then outside the nucleus of mass top_p.
 
     top_k = -1 and top_p = 1 cut nothing and sort nothing. The nucleus keeps the most probable tokens up to and
-    with the one that reaches top_p (Holtzman et al. 2020).
+    with the one that reaches top_p (Holtzman et al. 2020). Of equal logits the lower token ids are kept first.
     """
     logits = logits / temperature
-    vocab = logits.shape[-1]
-    if 0 < top_k < vocab:
-        smallest = jax.lax.top_k(logits, top_k)[0][:, -1:]
-        logits = jnp.where(logits < smallest, -jnp.inf, logits)
+    slots, vocab = logits.shape
+    top_k = top_k if 0 < top_k < vocab else vocab
+    if top_k == vocab and top_p >= 1:
+        return logits
+    largest, tokens = jax.lax.top_k(logits, top_k)
     if top_p < 1:
-        descending = jnp.sort(logits, axis=-1, descending=True)
-        mass_before = jnp.cumsum(jax.nn.softmax(descending, axis=-1), axis=-1) - jax.nn.softmax(descending, axis=-1)
-        kept = jnp.sum(mass_before < top_p, axis=-1, keepdims=True)
-        smallest = jnp.take_along_axis(descending, kept - 1, axis=-1)
-        logits = jnp.where(logits < smallest, -jnp.inf, logits)
-    return logits
+        p = jax.nn.softmax(largest, axis=-1)
+        largest = jnp.where(jnp.cumsum(p, axis=-1) - p < top_p, largest, -jnp.inf)
+    # by index, not by comparison with the smallest one kept: that would keep all of its equals
+    return jnp.full_like(logits, -jnp.inf).at[jnp.arange(slots)[:, None], tokens].set(largest)
 
 
 def sample(

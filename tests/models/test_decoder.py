@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -122,10 +123,11 @@ def test_outputs_are_finite_float32_and_0_where_nothing_was_chosen(by_layout):
         assert (entropy <= np.log(VOCAB)).all()
 
 
-def test_decoding_with_a_cache_equals_the_forward_pass(model, sequences):
+@pytest.mark.parametrize("window", [None, 5])
+def test_decoding_with_a_cache_equals_the_forward_pass(model, sequences, window):
     batch = layout([sequences[2]] * 2, [(0, 0), (1, 0)], (2, 5))
     whole = model.forward(model.params, batch.tokens, batch.positions, batch.segment_ids)
-    step = jax.jit(model.forward_cached)
+    step = jax.jit(partial(model.forward_cached, window=window))
     hidden, cache = step(model.params, batch.tokens[:, :2], batch.positions[:, :2], model.init_cache(2, 8))
     parts = [hidden]
     for t in range(2, 5):

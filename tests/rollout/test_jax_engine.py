@@ -88,7 +88,11 @@ def test_tokens_depend_on_the_key_and_on_nothing_else(model, engine, sampled):
     assert same(engine.generate(PROMPTS, SAMPLED, jax.random.key(1)), sampled)
     assert not same(engine.generate(PROMPTS, SAMPLED, jax.random.key(2)), sampled)
     assert same(engine.generate(PROMPTS[:2], SAMPLED, jax.random.key(1)), sampled[:2])
-    assert same(engine_of(model, slots=2).generate(PROMPTS, SAMPLED, jax.random.key(1)), sampled)
+    others = [PROMPTS[0], *([61] for _ in PROMPTS[1:-1]), PROMPTS[-1]]
+    found = engine.generate(others, SAMPLED, jax.random.key(1))
+    assert same([found[0], found[-1]], [sampled[0], sampled[-1]])
+    for slots in (2, 8):
+        assert same(engine_of(model, slots).generate(PROMPTS, SAMPLED, jax.random.key(1)), sampled)
 
 
 def test_samples_of_a_prompt_stand_side_by_side_and_differ(engine, sampled):

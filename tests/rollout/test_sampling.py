@@ -35,6 +35,19 @@ def test_top_k_keeps_the_k_largest():
     np.testing.assert_array_equal(unchanged, jnp.ones((1, 3)))
 
 
+@pytest.mark.parametrize("settings", [{"top_k": 2}, {"top_p": 0.5}, {"top_p": 0.3}, {"top_k": 2, "top_p": 0.9}])
+def test_of_equal_logits_the_first_are_kept_and_no_more(settings):
+    kept = jnp.isfinite(processed_logits(jnp.zeros((2, 4)), 1.0, **({"top_k": -1, "top_p": 1.0} | settings)))
+    np.testing.assert_array_equal(kept, [[True, True, False, False]] * 2)
+
+
+def test_the_nucleus_is_one_of_the_top_k():
+    """0.4, 0.3, 0.2 of 0.9: two of them reach 0.75. Of the whole vocabulary it would take three."""
+    tokens, logp = draw(np.log([0.2, 0.4, 0.1, 0.3]), top_k=3, top_p=0.75)
+    assert set(tokens) == {1, 3}
+    np.testing.assert_allclose(logp[tokens == 1], np.log(4 / 7), atol=1e-6)
+
+
 @pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 0.5}])
 def test_frequencies_are_those_of_the_reported_distribution(settings):
     """Chi-square with 3 degrees of freedom: under 16.3 but once in a thousand."""
