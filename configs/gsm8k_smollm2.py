@@ -10,19 +10,14 @@ Two real steps on a CPU (a folder in place of the hub id saves the download):
 """
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 
+from jaxppo.cli import read_config_file
 from jaxppo.config import Config
 
 
 def config() -> Config:
-    spec = importlib.util.spec_from_file_location("gsm8k", Path(__file__).with_name("gsm8k.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    gsm8k = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gsm8k)
-    base: Config = gsm8k.config()
+    base = read_config_file(Path(__file__).with_name("gsm8k.py"))
     return dataclasses.replace(
         base,
         model=dataclasses.replace(base.model, path="HuggingFaceTB/SmolLM2-135M-Instruct"),

@@ -1,13 +1,12 @@
 """Command lines: a config file's `config()` gives the defaults, every other flag overrides one field."""
 
-import difflib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
 
-from jaxppo.config import Config, UserError
+from jaxppo.config import Config, UserError, did_you_mean
 
 
 def load_config(arguments: Sequence[str]) -> Config:
@@ -40,8 +39,7 @@ def read_config_file(path: Path) -> Config:
     """The Config that a file's `config()` returns."""
     if not path.is_file():
         others = sorted(str(p) for p in {*path.parent.glob("*.py"), *Path("configs").glob("*.py")})
-        near = difflib.get_close_matches(str(path), others, n=1)
-        raise UserError(f"--config {path}: no such file" + (f" (did you mean {near[0]}?)" if near else _examples()))
+        raise UserError(f"--config {path}: no such file" + (did_you_mean(str(path), others) or _examples()))
     spec = importlib.util.spec_from_file_location("jaxppo_config_file", path)
     if spec is None or spec.loader is None:
         raise UserError(f"--config {path}: a config is a Python file")

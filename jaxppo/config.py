@@ -6,6 +6,8 @@ tokens, KL in nats, learning rates per optimizer step.
 """
 
 import dataclasses
+import difflib
+from collections.abc import Iterable
 from dataclasses import field
 from typing import Literal
 
@@ -22,6 +24,12 @@ class UserError(Exception):
 
 class ConfigError(UserError):
     """A setting has a value that it cannot have; the message names the setting, the value and the valid ones."""
+
+
+def did_you_mean(given: str, valid: Iterable[str], cutoff: float = 0.6) -> str:
+    """What an error adds where a valid name is near. Example: " (did you mean qwen2?)"."""
+    near = difflib.get_close_matches(given, list(valid), n=1, cutoff=cutoff)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

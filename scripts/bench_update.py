@@ -22,7 +22,7 @@ from jaxppo.config import ActorConfig, AlgorithmConfig, Config, DataConfig, Mesh
 from jaxppo.models import Architecture, init_params, load
 from jaxppo.models.heads import init_value_head
 from jaxppo.models.parameters import declare
-from jaxppo.parallel.mesh import constrain_fn, make_mesh, row_sharding, to_global
+from jaxppo.parallel.mesh import constrain_fn, make_mesh, place_rows
 from jaxppo.run.setup import rows_per_microbatch
 from jaxppo.step.init import init_state, state_shardings
 from jaxppo.step.packing import Rollout, pack
@@ -92,7 +92,7 @@ def bench(shape: Shape, remat: Any, tokens: int, options: Options, matmul: float
     rollouts = gsm8k_like(options.sequences, architecture.vocab_size)
     rows = rows_per_microbatch(config, mesh)
     packed = pack(rollouts, config.row_length, rows, longest=config.max_sequence_length)
-    batch = jax.tree.map(lambda x: to_global(x, row_sharding(mesh, 2)) if x.ndim == 4 else x, packed)
+    batch = place_rows(packed, mesh)
     score, update = make_score_step(config, model, mesh), make_update_step(config, model, mesh)
     score_seconds, update_seconds = [], []
     for _ in range(options.repeats + 1):

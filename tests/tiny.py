@@ -5,13 +5,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jaxppo.config import ActorConfig, AlgorithmConfig, Config, DataConfig
 from jaxppo.models import Model, load
 from jaxppo.models.config import Architecture
 from jaxppo.models.heads import init_value_head
 from jaxppo.step.packing import Rollout
-from jaxppo.step.state import PackedBatch
+from jaxppo.step.state import PackedBatch, TrainState
 
 VOCAB = 64
 HF_CONFIG = {
@@ -102,3 +103,12 @@ def pad(rollouts: list[Rollout], width: int, rows: int, minibatches: int = 1) ->
         num_microbatches=np.full(minibatches, microbatches, np.int32),
         num_sequences=np.int32(len(rollouts)),
     )
+
+
+def place_state(state: TrainState, shardings: TrainState) -> TrainState:
+    """The same state in its own buffers on the mesh."""
+
+    def place(x: Any, sharding: NamedSharding) -> jax.Array:
+        return jax.device_put(x, sharding, may_alias=False)
+
+    return jax.tree.map(place, state, shardings)

@@ -1,6 +1,5 @@
 """Rows of parquet and JSONL files as dictionaries, whatever their columns."""
 
-import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxppo.config import UserError
+from jaxppo.config import UserError, did_you_mean
 
 Row = dict[str, Any]
 
@@ -19,9 +18,7 @@ def read_rows(file: str, setting: str) -> Iterator[Row]:
     path = Path(file)
     if not path.is_file():
         others = sorted(str(p) for p in path.parent.glob("*") if p.is_file()) if path.parent.is_dir() else []
-        near = difflib.get_close_matches(file, others, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise UserError(f"{setting}: {file}: no such file{hint}")
+        raise UserError(f"{setting}: {file}: no such file{did_you_mean(file, others)}")
     if path.suffix == ".parquet":
         return _read_parquet(path, setting)
     if path.suffix == ".jsonl":

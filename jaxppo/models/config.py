@@ -5,13 +5,12 @@ query attention, SwiGLU. Qwen2 has biases on queries, keys and values. What diff
 """
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from jaxppo.config import UserError
+from jaxppo.config import UserError, did_you_mean
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 MODEL_TYPES = ("llama", "qwen2")
@@ -159,8 +158,7 @@ def _refuse(raw: dict[str, Any]) -> None:
 
 def _nearest(given: object, valid: Sequence[str]) -> str:
     """Example: "valid are llama, qwen2 (did you mean qwen2?)"."""
-    close = difflib.get_close_matches(str(given), valid, n=1, cutoff=0.4)
-    return f"valid are {', '.join(valid)}" + (f" (did you mean {close[0]}?)" if close else "")
+    return f"valid are {', '.join(valid)}" + did_you_mean(str(given), valid, cutoff=0.4)
 
 
 def _given(raw: dict[str, Any], name: str, default: Any) -> Any:

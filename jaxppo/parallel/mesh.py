@@ -104,6 +104,12 @@ def row_sharding(mesh: Mesh, leading: int) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(None,) * leading, ROW_AXES))
 
 
+def place_rows(batch: Any, mesh: Mesh) -> Any:
+    """A host's packed batch on the mesh: arrays [M, K, B, T] with their rows split, what is smaller left alone."""
+    rows = row_sharding(mesh, 2)
+    return jax.tree.map(lambda x: to_global(x, rows) if x.ndim == 4 else x, batch)
+
+
 def to_global(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
     """A global array from a host array that every process holds in full; each device takes its part."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

@@ -1,12 +1,11 @@
 """Reward functions from a user's file: "FILE.py:NAME" with verl's signature."""
 
-import difflib
 import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxppo.config import ConfigError
+from jaxppo.config import ConfigError, did_you_mean
 
 
 def load_custom(spec: str) -> Callable[..., float | dict[str, float]]:
@@ -31,7 +30,6 @@ def load_custom(spec: str) -> Callable[..., float | dict[str, float]]:
         raise ConfigError(f"reward.function = {spec}: {file} cannot be imported ({reason})") from error
     functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     if name not in functions:
-        near = difflib.get_close_matches(name, functions, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        hint = did_you_mean(name, functions)
         raise ConfigError(f"reward.function = {spec}: {file} has no function {name}{hint}")
     return vars(module)[name]

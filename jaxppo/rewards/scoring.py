@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import difflib
 import inspect
 import logging
 import numbers
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxppo.config import ConfigError, UserError
+from jaxppo.config import ConfigError, UserError, did_you_mean
 from jaxppo.rewards import arithmetic, gsm8k
 from jaxppo.rewards.custom import load_custom
 
@@ -55,8 +54,7 @@ def load_reward(name: str) -> RewardFunction:
         return BUILT_IN[name]
     if ".py:" in name:
         return load_custom(name)
-    near = difflib.get_close_matches(name, BUILT_IN, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = did_you_mean(name, BUILT_IN)
     raise ConfigError(f"reward.function = {name}{hint}: valid are {', '.join(BUILT_IN)} and FILE.py:NAME")
 
 

@@ -79,12 +79,11 @@ def build(config: Config) -> Run:
     checkpoints = Checkpoints(config.trainer.output_dir, config.trainer.max_ckpt_to_keep)
     rows = rows_per_microbatch(config, mesh)
     notes = _describe(config, mesh, rows, train, val, loader)
-    state = _abstract_state(config, actor_model, critic_model, mesh)
     found, line = checkpoints.find(config.trainer.resume), None
     if found is None:
         state = _first_state(config, actor_model, critic_model, str(folder), str(critic_path), mesh)
     else:
-        resumed = restore(found, state)
+        resumed = restore(found, _abstract_state(config, actor_model, critic_model, mesh))
         notes += [f"resuming from {found}", *check_resumable(resumed, config, train.fingerprint)]
         loader.load_state_dict(resumed.data)
         state, line = resumed.state, resumed.line

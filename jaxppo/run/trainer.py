@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxppo.checks import check
 from jaxppo.config import Config
-from jaxppo.parallel.mesh import row_sharding, to_global
+from jaxppo.parallel.mesh import place_rows
 from jaxppo.parallel.offload import to_device
 from jaxppo.parallel.platform import prepare
 from jaxppo.rollout.engine import Completion
@@ -34,7 +34,7 @@ from jaxppo.run.report import plot
 from jaxppo.run.setup import Run, build
 from jaxppo.run.validation import accuracy_summary, score_completions, validate
 from jaxppo.step.packing import Rollout, pack
-from jaxppo.step.state import PackedBatch, TrainState
+from jaxppo.step.state import TrainState
 
 
 def train(config: Config) -> TrainState:
@@ -98,7 +98,7 @@ def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
         _, scored = score_completions(run.tokenizer, run.reward, repeated, completions)
     with watch("pack"):
         rollouts = make_rollouts([p.tokens for p in repeated], completions, scored.scores, config)
-        batch = place(
+        batch = place_rows(
             pack(
                 rollouts,
                 config.row_length,
@@ -106,7 +106,7 @@ def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
                 minibatches=config.minibatches_per_epoch,
                 longest=config.max_sequence_length,
             ),
-            run,
+            run.mesh,
         )
     with watch("score"):
         state = bring_back(state, config.rollout.offload)
@@ -152,12 +152,6 @@ def make_rollouts(
             )
         )
     return rollouts
-
-
-def place(batch: PackedBatch, run: Run) -> PackedBatch:
-    """The host's batch on the mesh, rows split over its devices."""
-    rows = row_sharding(run.mesh, 2)
-    return jax.tree.map(lambda x: to_global(x, rows) if x.ndim == 4 else x, batch)
 
 
 def _validate(run: Run, state: TrainState, display: Display) -> Metrics:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from jaxppo.config import Config, KLControlConfig
 from jaxppo.models import Model, abstract_params, parameter_axes
@@ -66,12 +66,3 @@ def state_shardings(config: Config, model: Model, critic_model: Model, mesh: Mes
         step=everywhere,
         key=everywhere,
     )
-
-
-def place_state(state: TrainState, shardings: TrainState) -> TrainState:
-    """The same state in its own buffers on the mesh."""
-
-    def place(x: Any, sharding: NamedSharding) -> jax.Array:
-        return jax.device_put(x, sharding, may_alias=False)
-
-    return jax.tree.map(place, state, shardings)

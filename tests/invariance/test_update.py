@@ -8,21 +8,16 @@ import numpy as np
 import pytest
 
 from jaxppo.config import Config, MeshConfig
-from jaxppo.parallel.mesh import constrain_fn, make_mesh, row_sharding, to_global
-from jaxppo.step.init import init_state, place_state, state_shardings
+from jaxppo.parallel.mesh import constrain_fn, make_mesh, place_rows
+from jaxppo.step.init import init_state, state_shardings
 from jaxppo.step.packing import pack
 from jaxppo.step.score import make_score_step
 from jaxppo.step.state import Experience, PackedBatch, TrainState
 from jaxppo.step.update import gradient as minibatch_gradient
 from jaxppo.step.update import make_actor_loss, make_critic_loss, make_update_step
-from tests.tiny import critic_params, pad, random_rollouts, tiny_config, tiny_model
+from tests.tiny import critic_params, pad, place_state, random_rollouts, tiny_config, tiny_model
 
 ONE_DEVICE = MeshConfig(data=1, fsdp=1, tensor=1)
-
-
-def place_batch(batch: PackedBatch, mesh: jax.sharding.Mesh) -> PackedBatch:
-    rows = row_sharding(mesh, 2)
-    return jax.tree.map(lambda x: to_global(x, rows) if x.ndim == 4 else x, batch)
 
 
 class Setup:
@@ -39,7 +34,7 @@ class Setup:
         self.state = place_state(state, shardings)
         reference = jax.device_put(tiny_model(seed=7, dtype=dtype).params, shardings.actor)
         score = make_score_step(config, self.model, self.mesh)
-        self.experience = score(self.state, reference, place_batch(batch, self.mesh))
+        self.experience = score(self.state, reference, place_rows(batch, self.mesh))
 
     def gradients(self) -> dict[str, Any]:
         """Of the first minibatch, for both networks."""

@@ -10,12 +10,12 @@ import pytest
 
 from jaxppo.config import Config, KLControlConfig, MeshConfig
 from jaxppo.parallel.mesh import make_mesh
-from jaxppo.step.init import init_state, place_state, state_shardings
+from jaxppo.step.init import init_state, state_shardings
 from jaxppo.step.packing import Rollout, pack
 from jaxppo.step.score import make_score_step
 from jaxppo.step.state import TrainState
 from jaxppo.step.update import make_update_step
-from tests.tiny import critic_params, random_rollouts, tiny_config, tiny_model
+from tests.tiny import critic_params, place_state, random_rollouts, tiny_config, tiny_model
 
 
 @pytest.fixture(scope="module")
