@@ -3,14 +3,15 @@
 import dataclasses
 import math
 import typing
-from typing import Any
+from types import NoneType
+from typing import Any, Literal
 
-from jaxppo.config import Config, ConfigError
+from jaxppo.config import Config, ConfigError, did_you_mean
 
 
 def check(config: Config) -> Config:
     """The config as it was given. Raises ConfigError naming the settings, their values and the valid ones."""
-    _check_choices(config)
+    check_types(config)
     _check_numbers(config)
     _check_batches(config)
     _check_kl(config)
@@ -19,16 +20,59 @@ def check(config: Config) -> Config:
     return config
 
 
-def _check_choices(section: Any, prefix: str = "") -> None:
-    """A config file's choices, which nothing else has looked at before."""
-    hints = typing.get_type_hints(type(section))
-    for field in dataclasses.fields(section):
-        name, value = f"{prefix}{field.name}", getattr(section, field.name)
-        if dataclasses.is_dataclass(value):
-            _check_choices(value, f"{name}.")
-        elif typing.get_origin(hints[field.name]) is typing.Literal:
-            valid = typing.get_args(hints[field.name])
-            _require(value in valid, name, value, ", ".join(map(str, valid)))
+def settings(section: type = Config, prefix: str = "") -> dict[str, Any]:
+    """The type of every setting below a section. Example: {"actor.lr": float, "data.train_files": tuple[str, ...]}."""
+    found: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(section).items():
+        found |= (
+            settings(kind, f"{prefix}{name}.")
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+            else {f"{prefix}{name}": kind}
+        )
+    return found
+
+
+def check_types(section: Any, prefix: str = "") -> None:
+    """Values and choices of what a config file gave: Python itself has not looked at them. Raises ConfigError."""
+    for field, kind in typing.get_type_hints(type(section)).items():
+        name, value = f"{prefix}{field}", getattr(section, field)
+        valid = in_words(kind)
+        if typing.get_origin(kind) is Literal:
+            valid += did_you_mean(str(value), map(str, typing.get_args(kind)))
+        _require(_fits(value, kind), name, repr(value), valid)
+        if dataclasses.is_dataclass(kind):
+            check_types(value, f"{name}.")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a field's type; True and False are no numbers, and whole numbers fit 32 bits."""
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return any(value == x and type(value) is type(x) for x in arguments)
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
+        return len(value) == len(kinds) and all(map(_fits, value, kinds))
+    if arguments:  # X | None
+        return any(_fits(value, x) for x in arguments)
+    if kind in (int, float) and type(value) is int:
+        return -(2**31) <= value < 2**32
+    return isinstance(value, kind) and (kind is not int or type(value) is int)
+
+
+def in_words(kind: Any) -> str:
+    """What may stand in a field. Example: tuple[float, float] is "a tuple of 2, each a number"."""
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return ", ".join(map(str, arguments))
+    if typing.get_origin(kind) is tuple:
+        how_many = "such as (x, y) or (x,)" if arguments[-1] is ... else f"of {len(arguments)}"
+        return f"a tuple {how_many}, each {in_words(arguments[0])}"
+    if arguments:
+        return " or ".join(map(in_words, arguments))
+    words = {bool: "True or False", int: "an integer of 32 bits", float: "a number", str: "a string", NoneType: "None"}
+    return words.get(kind, f"{kind.__module__}.{kind.__name__}")
 
 
 def _require(valid: bool, setting: str, value: Any, valid_values: str) -> None:
@@ -79,6 +123,8 @@ def _check_numbers(c: Config) -> None:
     }
     for setting, value in not_negative.items():
         _require(math.isfinite(value) and value >= 0, setting, value, "a number >= 0")
+    for setting, value in {"trainer.seed": c.trainer.seed, "data.seed": c.data.seed}.items():
+        _require(0 <= value < 2**32, setting, value, f"an integer from 0 to {2**32 - 1}")
     unit = {"algorithm.gamma": c.algorithm.gamma, "algorithm.lam": c.algorithm.lam}
     unit |= {"actor.min_lr_ratio": c.actor.min_lr_ratio, "critic.min_lr_ratio": c.critic.min_lr_ratio}
     for setting, value in unit.items():

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from jaxppo.config import Config, UserError, did_you_mean
+from jaxppo.checks import check_types
+from jaxppo.config import Config, ConfigError, UserError, did_you_mean
 
 
 def load_config(arguments: Sequence[str]) -> Config:
@@ -54,6 +55,10 @@ def read_config_file(path: Path) -> Config:
         raise UserError(f"--config {path}: {type(error).__name__}: {error}") from error
     if not isinstance(config, Config):
         raise UserError(f"--config {path}: it must define config() -> jaxppo.config.Config")
+    try:
+        check_types(config)  # before tyro, which takes them for granted
+    except ConfigError as error:
+        raise ConfigError(f"--config {path}: {error}") from None
     return config
 
 

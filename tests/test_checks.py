@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 
-from jaxppo.checks import check
-from jaxppo.config import Config, ConfigError, DataConfig
+from jaxppo.checks import check, settings
+from jaxppo.config import ActorConfig, Config, ConfigError, DataConfig
 
 BASE = Config(data=DataConfig(train_files=("train.parquet",)))
 
@@ -138,12 +139,46 @@ def test_settings_of_vllm_are_refused_where_they_do_nothing(name, value):
     check(changed(**{name.replace(".", "__"): value}, rollout__engine="vllm"))
 
 
-def test_a_config_files_choice_is_one_of_the_valid_ones():
-    import dataclasses
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("data.train_files", "x.parquet", "'x.parquet': valid is a tuple such as (x, y) or (x,), each a string"),
+        ("data.train_files", ["x.parquet"], "['x.parquet']: valid is a tuple"),
+        ("data.train_files", (1,), "(1,): valid is a tuple"),
+        ("data.train_batch_size", 8.0, "8.0: valid is an integer"),
+        ("data.train_batch_size", True, "True: valid is an integer"),
+        ("data.train_batch_size", 10**400, ": valid is an integer of 32 bits"),
+        ("data.shuffle", 1, "1: valid is True or False"),
+        ("actor.lr", "3e-4", "'3e-4': valid is a number"),
+        ("actor.lr", None, "None: valid is a number"),
+        ("actor.lr", 10**400, ": valid is a number"),
+        ("actor.betas", (0.9,), "(0.9,): valid is a tuple of 2, each a number"),
+        ("actor.row_length", "20", "'20': valid is an integer of 32 bits or None"),
+        ("critic.path", Path("x"), "PosixPath('x'): valid is a string or None"),
+        ("rollout.sleep_level", True, "True: valid is 0, 1, 2"),
+        ("rollout.offload", ("critc",), "('critc',): valid is a tuple such as (x, y) or (x,), each optimizer, critic"),
+        ("algorithm.kl_ctrl.type", "adaptve", "'adaptve': valid is fixed, adaptive (did you mean adaptive?)"),
+        ("critic", ActorConfig(), "valid is jaxppo.config.CriticConfig"),
+        ("trainer.seed", -1, "-1: valid is an integer from 0 to 4294967295"),
+        ("trainer.seed", 2**32, "4294967296: valid is an integer of 32 bits"),
+        ("data.seed", -1, "-1: valid is an integer from 0 to 4294967295"),
+    ],
+)
+def test_a_config_files_value_has_its_settings_type(name, value, message):
+    with pytest.raises(ConfigError) as caught:
+        check(changed(**{name.replace(".", "__"): value}))
+    assert str(caught.value).startswith(f"{name} = ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
-    from jaxppo.config import AlgorithmConfig, Config, KLControlConfig
 
-    control = KLControlConfig(type="adaptve")  # pyright: ignore[reportArgumentType]
-    config = dataclasses.replace(Config(), algorithm=AlgorithmConfig(kl_ctrl=control))
-    with pytest.raises(ConfigError, match=r"algorithm.kl_ctrl.type = adaptve: valid is fixed, adaptive"):
-        check(config)
+def test_what_has_the_right_type_passes():
+    whole = {"actor__betas": (0, 0.5), "algorithm__gamma": 1, "trainer__seed": 2**32 - 1, "data__seed": 0}
+    check(changed(**whole, actor__row_length=None, rollout__offload=("critic", "optimizer")))
+
+
+def test_every_setting_is_known_by_name():
+    found = settings()
+    assert found["actor.lr"] is float
+    assert found["algorithm.kl_ctrl.horizon"] is int
+    assert "algorithm.kl_ctrl" not in found

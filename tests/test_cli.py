@@ -141,3 +141,8 @@ def test_a_config_file_that_raises_is_named_in_one_line(tmp_path):
     file.write_text("from jaxppo.config import ActorConfig\n\n\ndef config():\n    return ActorConfig(lrr=1)\n")
     with pytest.raises(UserError, match=r"mine.py: TypeError: .*lrr"):
         read_config_file(file)
+
+
+def test_a_config_files_wrong_type_is_named_in_one_line(fails, config):
+    line = fails(given=change(config, "data", train_files="train.parquet"))
+    assert "settings.py: data.train_files = 'train.parquet': valid is a tuple" in line
