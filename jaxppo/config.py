@@ -55,13 +55,17 @@ class DataConfig:
     """Prompts for training and validation: verl-format parquet, or JSONL rows."""
 
     train_files: tuple[str, ...] = ()
+    """.parquet or .jsonl files."""
     val_files: tuple[str, ...] = ()
+    """The same for validation; none is no validation."""
     prompt_key: str = "prompt"
     """Column with the prompt: a list of chat messages, or a string."""
     train_batch_size: int = 1024
     """Prompts in one PPO step."""
     max_prompt_length: int = 512
+    """Tokens, chat template included."""
     max_response_length: int = 512
+    """Tokens; a response still without an end there is cut off."""
     filter_overlong_prompts: bool = False
     """Drop prompts longer than max_prompt_length (counted) instead of applying `truncation`."""
     truncation: Literal["error", "left", "right", "middle"] = "error"
@@ -69,7 +73,9 @@ class DataConfig:
     train_max_samples: int = -1
     """Use only the first rows of the training files; -1 is all."""
     val_max_samples: int = -1
+    """The same for the validation files."""
     shuffle: bool = True
+    """A new prompt order each epoch; without it, the files' order."""
     seed: int = 1
     """Of the prompt order."""
 
@@ -83,9 +89,11 @@ class RolloutConfig:
     n: int = 1
     """Responses per prompt."""
     temperature: float = 1.0
+    """Divides the logits, while sampling and in every loss; > 0."""
     top_k: int = -1
     """-1 keeps the whole vocabulary."""
     top_p: float = 1.0
+    """Sample from the likeliest tokens that together have this probability; 1 is all of them."""
     max_num_seqs: int = 256
     """Sequences that decode at the same time, over all devices (vllm: in each engine)."""
     max_num_batched_tokens: int = 8192
@@ -106,6 +114,7 @@ class RolloutConfig:
     val_temperature: float = 0.0
     """0 is greedy."""
     val_n: int = 1
+    """Responses per validation prompt; accuracy is their mean."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +122,9 @@ class KLControlConfig:
     """Coefficient of the KL penalty in the reward."""
 
     type: Literal["fixed", "adaptive"] = "fixed"
+    """"adaptive" moves the coefficient after each step, towards target_kl."""
     kl_coef: float = 0.001
+    """The coefficient, or where the adaptive one starts."""
     target_kl: float = 0.1
     """Nats per token: mean over sequences of their token means."""
     horizon: int = 10000
@@ -135,9 +146,13 @@ class AlgorithmConfig:
     """Rewards and advantages."""
 
     gamma: float = 1.0
+    """Discount from token to token, 0 to 1."""
     lam: float = 1.0
+    """Lambda of GAE, 0 to 1."""
     use_kl_in_reward: bool = False
+    """Take kl_coef times the KL to the reference off the reward of each token."""
     kl_penalty: KLKind = "kl"
+    """Estimator of the KL in the reward."""
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
     rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
 
@@ -147,14 +162,19 @@ class OptimizerConfig:
     """AdamW: decoupled decay on every parameter, gradients clipped by the network's global norm."""
 
     lr: float = 1e-6
+    """Learning rate of an optimizer step, after warm-up."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the running means of the gradient and of its square, by optimizer step."""
     weight_decay: float = 0.01
+    """An optimizer step takes lr times this share off every parameter."""
     grad_clip: float = 1.0
+    """Greatest global norm of a gradient; a longer one is scaled down to it."""
     lr_warmup_steps: int = 0
     """PPO steps of linear warm-up from 0."""
     lr_scheduler: Literal["constant", "cosine"] = "constant"
     """After warm-up; cosine ends at min_lr_ratio * lr at the last PPO step."""
     min_lr_ratio: float = 0.0
+    """Where cosine ends, as a share of lr, 0 to 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,19 +184,27 @@ class ActorConfig(OptimizerConfig):
     ppo_mini_batch_size: int = 256
     """Prompts in one optimizer step."""
     ppo_epochs: int = 1
+    """Passes over a step's batch."""
     max_tokens_per_device: int = 16384
     """Tokens of one microbatch on one device, padding included."""
     row_length: int | None = None
     """Tokens of one packed row; None is 4 times the longest sequence, at most 4096 (but no shorter than it)."""
     clip_ratio_low: float = 0.2
+    """The least trusted ratio of new to old policy is 1 - this."""
     clip_ratio_high: float = 0.2
+    """The greatest is 1 + this; outside, a token that would go on moving away has no gradient."""
     clip_ratio_c: float = 3.0
     """Dual clip: bounds the loss for negative advantages."""
     entropy_coeff: float = 0.0
+    """Weight of the entropy bonus in the loss (nats per token)."""
     use_kl_loss: bool = False
+    """Add kl_loss_coef times the KL to the reference to the loss; excludes algorithm.use_kl_in_reward."""
     kl_loss_coef: float = 0.001
+    """Weight of that KL."""
     kl_loss_type: KLKind = "low_var_kl"
+    """Estimator of that KL."""
     loss_agg_mode: AggregationMode = "token-mean"
+    """How token losses become one number: over all tokens of a minibatch, or sequence by sequence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,7 +214,9 @@ class CriticConfig(OptimizerConfig):
     path: str | None = None
     """Hugging Face folder or hub id of its backbone; None is the actor's."""
     lr: float = 1e-5
+    """Learning rate of an optimizer step, after warm-up."""
     cliprange_value: float = 0.5
+    """A new value counts no further from the old one than this, in units of reward."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,8 +235,11 @@ class MeshConfig:
     """Devices along each axis; one -1 takes what is left."""
 
     data: int = 1
+    """Copies of the networks; each takes its share of the rows."""
     fsdp: int = -1
+    """Devices that split parameters, optimizer state and rows among them."""
     tensor: int = 1
+    """Devices that split heads and layers' widths among them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,7 +247,9 @@ class TrainerConfig:
     """The loop."""
 
     output_dir: str = "runs/default"
+    """Folder of config.json, metrics.jsonl, metrics.png and checkpoints."""
     total_epochs: int = 30
+    """Passes over the training prompts."""
     total_training_steps: int | None = None
     """Overrides total_epochs."""
     save_freq: int = -1
@@ -222,6 +257,7 @@ class TrainerConfig:
     test_freq: int = -1
     """PPO steps between validations; -1 validates only after the last step."""
     val_before_train: bool = True
+    """Validate before the first step as well."""
     critic_warmup: int = 0
     """PPO steps in which only the critic learns."""
     resume: str = "auto"

@@ -1,11 +1,14 @@
 """Every setting that cannot work is refused in the user's words before anything is loaded."""
 
+import ast
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 
 import pytest
 
+from jaxppo import config
 from jaxppo.checks import check, settings
 from jaxppo.config import ActorConfig, Config, ConfigError, DataConfig
 
@@ -182,3 +185,16 @@ def test_every_setting_is_known_by_name():
     assert found["actor.lr"] is float
     assert found["algorithm.kl_ctrl.horizon"] is int
     assert "algorithm.kl_ctrl" not in found
+
+
+def test_every_setting_has_a_line_of_help():
+    """--help shows the docstring under a field."""
+    missing = []
+    for section in ast.parse(Path(config.__file__).read_text()).body:
+        body = section.body if isinstance(section, ast.ClassDef) else []
+        for field, following in itertools.pairwise([*body, ast.Pass()]):
+            documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            is_setting = isinstance(field, ast.AnnAssign) and not ast.unparse(field.annotation).endswith("Config")
+            if is_setting and not documented:
+                missing.append(f"{section.name}: {ast.unparse(field.target)}")
+    assert missing == []
