@@ -1,18 +1,26 @@
 """Command lines: a config file's `config()` gives the defaults, every other flag overrides one field."""
 
 import importlib.util
-from collections.abc import Sequence
+import math
+import typing
+from collections import deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import NoneType
+from typing import Any
 
 import tyro
 
-from jaxppo.checks import check_types
+from jaxppo.checks import check_types, settings
 from jaxppo.config import Config, ConfigError, UserError, did_you_mean
+
+BOOLEANS = {"true": True, "false": False}
 
 
 def load_config(arguments: Sequence[str]) -> Config:
-    """Reads `--config FILE` and the overrides. Raises UserError; tyro itself exits for an unknown flag or --help."""
+    """Reads `--config FILE` and the overrides. Raises UserError; tyro itself exits for a bad value or --help."""
     given, rest = split_config_flag(arguments)
+    rest = to_flags(rest)
     if given is None and not {"--help", "-h"} & set(rest):
         raise UserError(f"--config is missing: name a config file{_examples()}")
     default = Config() if given is None else read_config_file(Path(given))
@@ -34,6 +42,82 @@ def split_config_flag(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         if argument.startswith("--config="):
             return argument.removeprefix("--config="), rest[:i] + rest[i + 1 :]
     return None, rest
+
+
+def to_flags(arguments: Sequence[str]) -> list[str]:
+    """The overrides as tyro spells them. Raises UserError for what is no flag, naming the nearest.
+
+    Example: ["--actor.use_kl_loss", "True"] and ["--actor.use_kl_loss=true"] become ["--actor.use-kl-loss"].
+    """
+    kinds = {_to_flag(name): kind for name, kind in settings().items()}
+    for flag in [flag for flag, kind in kinds.items() if kind is bool]:
+        kinds[_negated(flag)] = NoneType  # takes no value
+    given, found = deque(arguments), []
+    while given:
+        word = given.popleft()
+        name, equals, value = word.partition("=")
+        flag = _to_flag(name.lstrip("-"))
+        if word in ("--help", "-h"):
+            found.append(word)
+        elif not word.startswith("--"):
+            raise UserError(_stray(word, kinds))
+        elif flag not in kinds:
+            raise UserError(f"{name}: no such flag{_suggest(flag, kinds)}")
+        elif kinds[flag] is bool:
+            if not equals:
+                value = given.popleft() if given and given[0].lower() in BOOLEANS else "true"
+            if value.lower() not in BOOLEANS:
+                raise UserError(f"{flag} {value}: valid is True or False")
+            found.append(flag if BOOLEANS[value.lower()] else _negated(flag))
+        else:
+            found.append(flag + equals + value)
+            most = 0 if equals or kinds[flag] is NoneType else _most_values(kinds[flag])
+            while given and most > 0 and not given[0].startswith("--") and not _is_assignment(given[0], kinds):
+                found.append(given.popleft())
+                most -= 1
+    return found
+
+
+def _to_flag(setting: str) -> str:
+    """Example: "actor.use_kl_loss" is --actor.use-kl-loss."""
+    return f"--{setting}".replace("_", "-")
+
+
+def _negated(flag: str) -> str:
+    """Example: --actor.no-use-kl-loss."""
+    section, _, name = flag.rpartition(".")
+    return f"{section}.no-{name}"
+
+
+def _most_values(kind: Any) -> float:
+    """How many values a flag takes."""
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) is not tuple:
+        return 1
+    return math.inf if arguments[-1] is ... else len(arguments)
+
+
+def _is_assignment(word: str, flags: Iterable[str]) -> bool:
+    """Whether it is a setting in Hydra's spelling, as `actor.lr=1e-4`."""
+    name, equals, _ = word.partition("=")
+    return bool(equals) and _to_flag(name.lstrip("+")) in flags
+
+
+def _stray(word: str, flags: Iterable[str]) -> str:
+    name, equals, value = word.partition("=")
+    flag = _to_flag(name.lstrip("+"))
+    if _is_assignment(word, flags):
+        return f"{word}: write {flag} {value}"
+    hint = _suggest(flag, flags) if equals else ""
+    return f"{word}: settings are written as --section.setting VALUE{hint}"
+
+
+def _suggest(flag: str, flags: Iterable[str]) -> str:
+    """Example: --lr may mean --actor.lr or --critic.lr."""
+    same_name = [other for other in flags if other.rpartition(".")[2] == flag.removeprefix("--")]
+    if same_name:
+        return f" (did you mean {' or '.join(same_name)}?)"
+    return did_you_mean(flag, [*flags, "--config"])
 
 
 def read_config_file(path: Path) -> Config:

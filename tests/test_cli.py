@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxppo.cli import load_config
+from jaxppo.cli import load_config, to_flags
 from jaxppo.config import Config, UserError
 from jaxppo.train import main
 from tests.run.world import change, make_world, rows, write_rows
@@ -146,3 +146,52 @@ def test_a_config_file_that_raises_is_named_in_one_line(tmp_path):
 def test_a_config_files_wrong_type_is_named_in_one_line(fails, config):
     line = fails(given=change(config, "data", train_files="train.parquet"))
     assert "settings.py: data.train_files = 'train.parquet': valid is a tuple" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ("--actor.use-kl-loss", "--actor.use-kl-loss"),
+        ("--actor.use-kl-loss True --actor.lr 1", "--actor.use-kl-loss --actor.lr 1"),
+        ("--actor.use_kl_loss=true", "--actor.use-kl-loss"),
+        ("--data.shuffle False", "--data.no-shuffle"),
+        ("--data.shuffle=false --help", "--data.no-shuffle --help"),
+        ("--data.no-shuffle --rollout.top-k -1", "--data.no-shuffle --rollout.top-k -1"),
+        ("--actor.betas 0.8 0.9 --actor.lr=1e-4", "--actor.betas 0.8 0.9 --actor.lr=1e-4"),
+        ("--data.train_files a.parquet lr=1/b.parquet", "--data.train-files a.parquet lr=1/b.parquet"),
+        ("--trainer.output-dir runs/lr=1", "--trainer.output-dir runs/lr=1"),
+    ],
+)
+def test_other_tools_spellings_of_a_flag_are_read(given, flags):
+    assert to_flags(given.split()) == flags.split()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--confg configs/quickstart.py", "--confg: no such flag (did you mean --config?)"),
+        ("--actor.lrr=1", "--actor.lrr: no such flag (did you mean --actor.lr?)"),
+        ("--lr 1", "--lr: no such flag (did you mean --actor.lr or --critic.lr?)"),
+        ("--actor.use-kl-loss maybe", "maybe: settings are written as --section.setting VALUE"),
+        ("--actor.use-kl-loss=maybe", "--actor.use-kl-loss maybe: valid is True or False"),
+        ("--data.no-shuffle True", "True: settings are written as --section.setting VALUE"),
+        ("actor.lr=1e-4", "actor.lr=1e-4: write --actor.lr 1e-4"),
+        ("+actor.use_kl_loss=True", "+actor.use_kl_loss=True: write --actor.use-kl-loss True"),
+        ("--data.train-files a.parquet actor.lr=1e-4", "actor.lr=1e-4: write --actor.lr 1e-4"),
+        (
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4: settings are written as --section.setting VALUE "
+            "(did you mean --actor.ppo-mini-batch-size?)",
+        ),
+    ],
+)
+def test_what_is_no_flag_is_named_with_the_right_spelling(given, message):
+    with pytest.raises(UserError) as caught:
+        load_config(given.split())
+    assert str(caught.value) == message
+
+
+def test_a_boolean_override_counts(config, tmp_path):
+    path = write(config, tmp_path)
+    assert load_config(["--config", path, "--data.shuffle", "False"]).data.shuffle is False
+    assert load_config(["--config", path, "--actor.use_kl_loss", "true"]).actor.use_kl_loss is True
