@@ -37,7 +37,7 @@ Loss = Callable[[Params, Experience], tuple[Array, tuple[Array, Means]]]
 def make_update_step(config: Config, model: Model, mesh: Mesh, critic_model: Model | None = None) -> UpdateStep:
     """update(state, experience) -> (state, metrics), compiled once; the given state is donated (dead after it).
 
-    Metrics are float32 scalars, means over the step's optimizer steps, on top of the experience's own.
+    Metrics are float32 scalars, means over the step's optimizer steps, beside the experience's own.
     """
     critic_model = model if critic_model is None else critic_model
     actor_loss, critic_loss = make_actor_loss(config, model), make_critic_loss(config, critic_model)
@@ -150,7 +150,8 @@ def optimize(
 ) -> tuple[Params, Any, Metrics]:
     """One optimizer step p <- p - lr * direction for each minibatch of each epoch, in their order.
 
-    A step whose gradient is not finite changes nothing and is counted in `skipped_updates`.
+    A step whose gradient is not finite changes nothing and is counted in `skipped_updates`; the other metrics are
+    means over the steps that were taken, and NaN where every one was skipped.
     """
     minibatches = experience.batch.mask.shape[0]
 
@@ -164,7 +165,8 @@ def optimize(
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old), (next_params, next_opt_state), (params, opt_state)
         )
-        metrics = means | {"grad_norm": grad_norm, "skipped_updates": 1.0 - finite}
+        metrics = {name: jnp.where(finite, x, 0.0) for name, x in (means | {"grad_norm": grad_norm}).items()}
+        metrics["skipped_updates"] = 1.0 - finite
         totals = {name: total + metrics[name] for name, total in totals.items()}
         return params, opt_state, totals
 
@@ -172,9 +174,10 @@ def optimize(
     totals = {name: jnp.zeros(()) for name in [*names, "grad_norm", "skipped_updates"]}
     steps = epochs * minibatches
     params, opt_state, totals = jax.lax.fori_loop(0, steps, minibatch_step, (params, opt_state, totals))
-    metrics = {name: total / jnp.maximum(steps, 1) for name, total in totals.items()}
-    metrics["skipped_updates"] = totals["skipped_updates"]
-    return params, opt_state, metrics | {"lr": lr}
+    skipped = totals.pop("skipped_updates")
+    share = jnp.where(skipped == 0, 1.0, steps / (steps - skipped))
+    metrics = {name: total / jnp.maximum(steps, 1) * share for name, total in totals.items()}
+    return params, opt_state, metrics | {"skipped_updates": skipped, "lr": lr}
 
 
 def gradient(loss: Loss, params: Params, experience: Experience, m: int | Int[Array, ""]) -> tuple[Params, Metrics]:

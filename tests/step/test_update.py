@@ -1,11 +1,13 @@
 """The update's contract: exact where it must be exact, compiled once, nothing half done."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxppo.config import Config, KLControlConfig, MeshConfig
@@ -13,9 +15,9 @@ from jaxppo.parallel.mesh import make_mesh
 from jaxppo.step.init import init_state, state_shardings
 from jaxppo.step.packing import Rollout, pack
 from jaxppo.step.score import make_score_step
-from jaxppo.step.state import TrainState
-from jaxppo.step.update import make_update_step
-from tests.tiny import critic_params, place_state, random_rollouts, tiny_config, tiny_model
+from jaxppo.step.state import Experience, TrainState
+from jaxppo.step.update import make_update_step, optimize
+from tests.tiny import critic_params, pad, place_state, random_rollouts, tiny_config, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +151,38 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(model, mes
     jax.tree.map(np.testing.assert_array_equal, state.actor, before.actor)
     jax.tree.map(np.testing.assert_array_equal, state.actor_opt, before.actor_opt)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.critic))
+
+
+@pytest.mark.parametrize(
+    ("advantages", "epochs", "mean", "skipped"),
+    [
+        ((1.0, 2.0, 6.0), 1, 3.0, 0),
+        ((1.0, math.nan, 6.0), 1, 3.5, 1),
+        ((1.0, math.nan, 6.0), 2, 3.5, 2),
+        ((math.inf, math.nan, 6.0), 1, 6.0, 2),
+        ((math.nan,) * 3, 1, math.nan, 3),
+        ((1.0, 2.0, 6.0), 0, 0.0, 0),
+    ],
+)
+def test_metrics_are_means_over_the_steps_that_were_taken(advantages, epochs, mean, skipped):
+    """A loss p * advantage of one number p, so that its gradient and metric are the minibatch's advantage."""
+    batch = jax.tree.map(jnp.asarray, pad(random_rollouts(3), 10, rows=1, minibatches=3))
+    zeros = jnp.zeros(batch.mask.shape)
+    experience = Experience(
+        batch=batch, old_logp=zeros, ref_logp=zeros, values=zeros, returns=zeros, kl=jnp.zeros(()), importance=None,
+        advantages=zeros + jnp.asarray(advantages)[:, None, None, None], metrics={},
+    )  # fmt: skip
+
+    def loss(params: Any, micro: Experience) -> Any:
+        advantage, one = micro.advantages[0, 0], jnp.ones(())
+        return params["p"] * advantage, (one, {"advantage": (advantage, one)})
+
+    tx, params = optax.identity(), {"p": jnp.zeros(())}
+    params, _, metrics = optimize(loss, tx, jnp.float32(0.5), epochs, params, tx.init(params), experience)
+    assert metrics["skipped_updates"] == skipped
+    np.testing.assert_array_equal([metrics["advantage"], metrics["grad_norm"]], mean)
+    taken = epochs * (3 - skipped / max(epochs, 1))
+    np.testing.assert_allclose(params["p"], -0.5 * taken * (0.0 if math.isnan(mean) else mean), rtol=1e-6)
 
 
 def test_the_actor_waits_for_the_critics_warm_up(model, mesh):
