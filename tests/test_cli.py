@@ -97,6 +97,10 @@ def test_missing_files_name_the_nearest(tmp_path, monkeypatch):
         (("--data.prompt-key", "question"), "no column data.prompt_key = 'question'; the columns are ability"),
         (("--data.max-prompt-length", "3"), "data.max_prompt_length = 3"),
         (
+            ("--data.max-response-length", "125", "--actor.row-length", "129", "--actor.max-tokens-per-device", "129"),
+            "data.max_prompt_length = 4 and data.max_response_length = 125: together at most the 128 positions of ",
+        ),
+        (
             ("--data.max-prompt-length", "3", "--data.filter-overlong-prompts"),
             "no prompt is left (10 longer than data.max_prompt_length = 3",
         ),

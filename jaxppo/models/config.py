@@ -66,6 +66,18 @@ class Rope:
             raise UserError("config.json: rope truncate = False is not supported, only True is valid")
         return dataclasses.replace(rope, original_max_positions=positions, **values)
 
+    def stretched(self, max_positions: int | None) -> int | None:
+        """The longest sequence of a config.json with this max_position_embeddings.
+
+        linear and yarn multiply pretraining's context by their factor; llama3's configs state the product.
+        Source: vLLM's derivation of max_model_len.
+        """
+        if self.type == "yarn":
+            max_positions = self.original_max_positions
+        if max_positions is None or self.type in ("default", "llama3"):
+            return max_positions
+        return int(max_positions * self.factor)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
@@ -85,6 +97,8 @@ class Architecture:
     attention_bias: bool
     """On queries, keys and values."""
     rope: Rope
+    max_positions: int | None
+    """Tokens of the longest sequence, stretched rotary positions counted; None where config.json says nothing."""
     initializer_range: float
     """Standard deviation of random initial matrices."""
     eos_ids: tuple[int, ...]
@@ -114,6 +128,7 @@ class Architecture:
             raise UserError(f"config.json: num_key_value_heads = {kv_heads} must divide num_attention_heads = {heads}")
         if head_dim % 2:
             raise UserError(f"config.json: head_dim = {head_dim} must be even: rotary positions turn pairs")
+        rope = Rope.from_dict(raw)
         return cls(
             model_type=raw["model_type"],
             vocab_size=raw["vocab_size"],
@@ -126,7 +141,8 @@ class Architecture:
             rms_norm_eps=_given(raw, "rms_norm_eps", 1e-6),
             tied_embeddings=_given(raw, "tie_word_embeddings", False),
             attention_bias=raw["model_type"] == "qwen2",
-            rope=Rope.from_dict(raw),
+            rope=rope,
+            max_positions=rope.stretched(raw.get("max_position_embeddings")),
             initializer_range=_given(raw, "initializer_range", 0.02),
             eos_ids=_ids(raw.get("eos_token_id")),
             raw=dict(raw),

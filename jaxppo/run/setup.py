@@ -164,10 +164,23 @@ def _load_data(config: Config, tokenizer: Any) -> tuple[PromptSet, PromptSet | N
     return train, val, loader
 
 
+def check_positions(config: Config, architecture: Architecture, folder: str) -> None:
+    """Raises ConfigError where a sequence can be longer than the network has positions for."""
+    limit, data = architecture.max_positions, config.data
+    if limit is not None and config.max_sequence_length > limit:
+        raise ConfigError(
+            f"data.max_prompt_length = {data.max_prompt_length} and data.max_response_length = "
+            f"{data.max_response_length}: together at most the {limit} positions of {folder} (max_position_embeddings "
+            "of its config.json, rope scaling counted)"
+        )
+
+
 def _model(config: Config, folder: str, mesh: Mesh) -> Model:
     """A network's functions, without parameters."""
+    architecture = Architecture.from_folder(folder)
+    check_positions(config, architecture, folder)
     return load(
-        Architecture.from_folder(folder),
+        architecture,
         dtype=config.model.dtype,
         param_dtype=config.model.param_dtype,
         remat=config.model.remat,

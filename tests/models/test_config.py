@@ -67,3 +67,18 @@ def test_a_folder_without_a_config_is_an_error(tmp_path):
 def test_head_dim_is_read_or_derived():
     assert Architecture.from_dict(HF_CONFIG).head_dim == 8
     assert Architecture.from_dict(HF_CONFIG | {"head_dim": 16}).head_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "limit"),
+    [
+        ({}, 128),
+        ({"max_position_embeddings": None}, None),
+        ({"rope_scaling": {"type": "linear", "factor": 2.5}}, 320),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}, 128),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 512),
+        ({"rope_scaling": LLAMA3}, 128),
+    ],
+)
+def test_the_longest_sequence_counts_stretched_positions(change, limit):
+    assert Architecture.from_dict(HF_CONFIG | change).max_positions == limit
