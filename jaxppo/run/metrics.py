@@ -74,14 +74,15 @@ class MetricsFile:
     """metrics.jsonl: a line a step, in order, each step once, also over a resume or a kill in mid-line."""
 
     def __init__(self, path: Path, resumed: Mapping[str, Any] | None) -> None:
-        """`resumed` is the line of the checkpoint's step: the file ends with it. None, for a new run, empties it."""
+        """`resumed` is the line of the checkpoint's step: the file ends with it. None, for a new run, empties it.
+
+        Raises UserError where it cannot be written.
+        """
         kept = []
         if resumed is not None:
             before = read_metrics(path) if path.exists() else []
             kept = [*(line for line in before if line["step"] < resumed["step"]), resumed]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        temporary.replace(path)
+        write_file(path, "".join(json.dumps(line) + "\n" for line in kept))
         self.path = path
         self._file = path.open("a")
 
@@ -94,7 +95,18 @@ class MetricsFile:
             raise UserError(f"{self.path}: cannot be written ({error.strerror})") from None
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what `write` could not write, it has told
+            self._file.close()
+
+
+def write_file(path: Path, text: str) -> None:
+    """The whole text or, after a kill, the old file. Raises UserError where it cannot be written."""
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def to_line(step: int, metrics: Metrics) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The picture beside the metrics: reward, KL with its target, coefficient, accuracy, entropy and length by step."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,14 @@ PANELS = (
     ("response length (tokens)", "response_length/mean"),
 )
 """Titles, and the metric that is shown; with a slash at its end, all metrics below it."""
+
+
+def plot_or_say(metrics_file: Path, picture: Path, control: KLControlConfig, say: Callable[[str], None]) -> None:
+    """`plot`, where a failure is a line: no picture is worth a run."""
+    try:
+        plot(metrics_file, picture, control)
+    except Exception as error:  # matplotlib raises anything
+        say(f"{picture}: not drawn ({type(error).__name__}: {error})")
 
 
 def plot(metrics_file: Path, picture: Path, control: KLControlConfig) -> None:

@@ -29,8 +29,9 @@ from jaxppo.run.metrics import (
     read_metrics,
     rollout_metrics,
     to_line,
+    write_file,
 )
-from jaxppo.run.report import plot
+from jaxppo.run.report import plot_or_say
 from jaxppo.run.setup import Run, build
 from jaxppo.run.validation import accuracy_summary, score_completions, validate
 from jaxppo.step.packing import Rollout, pack
@@ -45,7 +46,7 @@ def train(config: Config) -> TrainState:
     prepare(check(config))
     run = build(config)
     config, state, output_dir = run.config, run.state, Path(run.config.trainer.output_dir)
-    (output_dir / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    write_file(output_dir / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     first_step, total_steps = int(state.step), config.trainer.total_training_steps or 0
     with (
         Display(total_steps, first_step) as display,
@@ -74,7 +75,7 @@ def train(config: Config) -> TrainState:
             for alarm in alarms(metrics, config):
                 display.say(alarm)
             if tested or last:
-                plot(metrics_file.path, output_dir / "metrics.png", config.algorithm.kl_ctrl)
+                plot_or_say(metrics_file.path, output_dir / "metrics.png", config.algorithm.kl_ctrl, display.say)
         display.say(accuracy_summary(read_metrics(metrics_file.path)))
     return bring_back(state, config.rollout.offload)
 

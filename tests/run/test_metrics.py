@@ -2,12 +2,22 @@
 
 import json
 import math
+import resource
 
 import numpy as np
 import pytest
 
+from jaxppo.config import UserError
 from jaxppo.rollout.engine import Completion
-from jaxppo.run.metrics import MetricsFile, Stopwatch, performance_metrics, read_metrics, rollout_metrics, to_line
+from jaxppo.run.metrics import (
+    MetricsFile,
+    Stopwatch,
+    performance_metrics,
+    read_metrics,
+    rollout_metrics,
+    to_line,
+    write_file,
+)
 from jaxppo.run.validation import accuracy_summary
 
 
@@ -90,6 +100,34 @@ def test_a_resumed_file_ends_with_the_line_of_the_checkpoint(written, resumed, k
     file.write({"step": 9})
     file.close()
     assert [line["step"] for line in read_metrics(path)] == [*kept, 9]
+
+
+@pytest.fixture
+def full_disk():
+    """No file grows over 100 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_one_line_and_keeps_the_lines_before(tmp_path, full_disk):
+    file = MetricsFile(tmp_path / "metrics.jsonl", None)
+    file.write({"step": 1})
+    with pytest.raises(UserError, match=r"metrics\.jsonl: cannot be written \(File too large\)"):
+        file.write({"step": 2, "x": "x" * 100})
+    file.close()
+    assert read_metrics(file.path) == [{"step": 1}]
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path, full_disk):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"metrics\.jsonl: cannot be written \(Is a directory\)"):
+        MetricsFile(tmp_path / "metrics.jsonl", None)
+    (tmp_path / "config.json").write_text("old")
+    with pytest.raises(UserError, match=r"config\.json: cannot be written \(File too large\)"):
+        write_file(tmp_path / "config.json", "x" * 200)
+    assert (tmp_path / "config.json").read_text() == "old"
 
 
 def test_the_summary_names_the_first_and_the_last_validation():

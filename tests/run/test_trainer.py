@@ -12,7 +12,7 @@ from jaxppo.rollout.engine import Completion, Sampling
 from jaxppo.run.console import Display
 from jaxppo.run.guards import alarms
 from jaxppo.run.metrics import MetricsFile, to_line
-from jaxppo.run.report import curves, plot
+from jaxppo.run.report import curves, plot, plot_or_say
 from jaxppo.run.setup import rows_per_microbatch
 from jaxppo.run.trainer import make_rollouts
 from jaxppo.run.validation import score_completions, validate
@@ -168,3 +168,13 @@ def test_the_plot_is_a_picture_of_what_there_is(tmp_path):
     empty.close()
     plot(empty.path, tmp_path / "empty.png", KLControlConfig())
     assert (tmp_path / "empty.png").exists()
+
+
+def test_a_picture_that_cannot_be_drawn_is_a_line(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl", None)
+    file.write(to_line(1, {"critic/score/mean": 0.5}))
+    file.close()
+    said: list[str] = []
+    plot_or_say(file.path, tmp_path / "no_folder" / "metrics.png", KLControlConfig(), said.append)
+    assert len(said) == 1
+    assert "metrics.png: not drawn (FileNotFoundError" in said[0]
