@@ -16,14 +16,23 @@ class TableModel(Model):
     """A model whose parameters are a table: its row for the last token are the logits [VOCAB] of the next one."""
 
     config: Architecture = dataclasses.field(default_factory=lambda: Architecture.from_dict(HF_CONFIG))
-    windows: list[int] = dataclasses.field(default_factory=list)
-    """Of each decode step that has run, how much of the cache it was told to read."""
+    steps: list[int] = dataclasses.field(default_factory=list)
+    """Of each decode step that has run, how many slots were active."""
 
-    def forward_cached(
-        self, params: Any, tokens: jax.Array, positions: jax.Array, cache: KVCache, window: int | None = None
+    def prefill(
+        self, params: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        c = self.config
+        empty = jnp.zeros((c.num_layers, *tokens.shape, c.num_kv_heads, c.head_dim), self.dtype)
+        return jax.nn.one_hot(tokens, VOCAB), empty, empty
+
+    def decoding_params(self, params: Any) -> Any:
+        return params
+
+    def decode(
+        self, params: Any, tokens: jax.Array, positions: jax.Array, active: jax.Array, cache: KVCache
     ) -> tuple[jax.Array, KVCache]:
-        if window is not None:
-            jax.debug.callback(lambda: self.windows.append(window))
+        jax.debug.callback(lambda n: self.steps.append(int(n)), jnp.sum(active))
         return jax.nn.one_hot(tokens, VOCAB), cache
 
     def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:

@@ -7,25 +7,26 @@ from typing import Any, Literal
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxppo.models.attention import Implementation, masked_attention, packed_attention, precision_of
+from jaxppo.models.attention import Implementation, packed_attention, precision_of
 from jaxppo.models.config import Architecture
+from jaxppo.models.decode_attention import BLOCK, decode_attention
 from jaxppo.models.layers import apply_rope, rms_norm, rope_angles, swiglu, wide
 from jaxppo.models.parameters import Params
 
 Remat = Literal["none", "dots", "full"]
 Constrain = Callable[[jax.Array, tuple[str | None, ...]], jax.Array]
-Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
-"""(q, k, v, what earlier layers handed on) -> (mixed values, what later layers get)."""
+Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
+"""(q, k, v) -> (mixed values, what is kept of the layer)."""
 
 
 @flax.struct.dataclass
 class KVCache:
-    """Keys and values by layer and slot; the token at position p of a slot lies at index p."""
+    """Each layer's keys and values by slot; the token at position p of a slot lies at index p."""
 
-    k: Float[Array, "L S N G K"]
-    v: Float[Array, "L S N G K"]
+    k: tuple[Float[Array, "S N G K"], ...]
+    v: tuple[Float[Array, "S N G K"], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,43 +54,72 @@ class Model:
     ) -> Float[Array, "B T D"]:
         """Hidden states after the final norm, in the model's dtype. Padding gives finite values of no meaning."""
 
-        def attend(q: Array, k: Array, v: Array, _: None) -> tuple[Array, None]:
+        def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
             return packed_attention(q, k, v, segment_ids, self.attention), None
 
-        return self._decode(params, tokens, positions, attend, None)[0]
+        return self._decode(params, tokens, positions, attend)[0]
 
-    def forward_cached(
+    def prefill(
         self,
         params: Params,
-        tokens: Int[Array, "S Q"],
-        positions: Int[Array, "S Q"],
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        segment_ids: Int[Array, "B T"],
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "L B T G K"], Float[Array, "L B T G K"]]:
+        """forward, with the keys and values of every layer for a cache."""
+
+        def attend(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
+            return packed_attention(q, k, v, segment_ids, self.attention), (k, v)
+
+        hidden, (keys, values) = self._decode(params, tokens, positions, attend)
+        return hidden, keys, values
+
+    def decoding_params(self, params: Params) -> Params:
+        """The parameters as `decode` takes them: each layer's apart, cast to the compute dtype once."""
+        layers = [jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(self.config.num_layers)]
+        embeddings = {name: params[name].astype(self.dtype) for name in ("embed", "head") if name in params}
+        return params | embeddings | {"layers": [self._cast(weights) for weights in layers]}
+
+    def decode(
+        self,
+        params: Params,
+        tokens: Int[Array, " S"],
+        positions: Int[Array, " S"],
+        active: Bool[Array, " S"],
         cache: KVCache,
-        window: int | None = None,
-    ) -> tuple[Float[Array, "S Q D"], KVCache]:
-        """Hidden states of Q further tokens of each slot, whose keys and values enter the cache at their positions.
+    ) -> tuple[Float[Array, "S D"], KVCache]:
+        """Hidden states of one further token of each active slot, whose key and value enter the cache at its position.
 
-        A token sees the cache up to its own position. Prefill and decode are the same call. Of the cache only the
-        first `window` indices are read (None: all): a token at or beyond it gets a finite output of no meaning.
+        `params` are `decoding_params`. Layers are written out, since a scan would copy what it carries of the cache.
         """
-        slots = jnp.arange(tokens.shape[0])[:, None]
-        window = cache.k.shape[2] if window is None else window
-        visible = jnp.arange(window) <= positions[:, :, None]
+        slots = jnp.where(active, jnp.arange(tokens.shape[0]), tokens.shape[0])
+        lengths = jnp.where(active, positions + 1, 0)
+        cos, sin = rope_angles(positions[:, None], self.config.head_dim, self.config.rope)
+        x = self.constrain(params["embed"][tokens[:, None]].astype(self.dtype), ("batch", "seq", "embed"))
+        keys, values = list(cache.k), list(cache.v)
+        for i, weights in enumerate(params["layers"]):
 
-        def attend(q: Array, k: Array, v: Array, state: tuple[KVCache, Array]) -> tuple[Array, tuple[KVCache, Array]]:
-            # carried from layer to layer and written in place: slicing layers out and stacking them again copies all
-            cache, layer = state
-            cache = KVCache(k=cache.k.at[layer, slots, positions].set(k), v=cache.v.at[layer, slots, positions].set(v))
-            mixed = masked_attention(q, _read(cache.k, layer, window), _read(cache.v, layer, window), visible)
-            return mixed, (cache, layer + 1)
+            def attend(q: Array, k: Array, v: Array, i: int = i) -> tuple[Array, None]:
+                keys[i] = keys[i].at[slots, positions].set(k[:, 0], mode="drop")
+                values[i] = values[i].at[slots, positions].set(v[:, 0], mode="drop")
+                return decode_attention(q[:, 0], keys[i], values[i], lengths, self.attention)[:, None], None
 
-        hidden, (cache, _) = self._decode(params, tokens, positions, attend, (cache, jnp.int32(0)))
-        return hidden, cache
+            x, _ = self._layer(weights, x, cos, sin, attend)
+        hidden = rms_norm(x[:, 0], params["norm"], self.config.rms_norm_eps)
+        return hidden, KVCache(k=tuple(keys), v=tuple(values))
 
     def init_cache(self, slots: int, length: int) -> KVCache:
         """An empty cache for `slots` sequences of up to `length` tokens."""
         c = self.config
-        shape = (c.num_layers, slots, length, c.num_kv_heads, c.head_dim)
-        return KVCache(k=jnp.zeros(shape, self.dtype), v=jnp.zeros(shape, self.dtype))
+        shape = (slots, -(-length // BLOCK) * BLOCK, c.num_kv_heads, c.head_dim)
+
+        def empty() -> tuple[Array, ...]:
+            return tuple(
+                self.constrain(jnp.zeros(shape, self.dtype), ("batch", "seq", "kv_heads", None))
+                for _ in range(c.num_layers)
+            )
+
+        return KVCache(k=empty(), v=empty())
 
     def head(self, params: Params) -> Float[Array, "V D"]:
         """The output embedding; the input's where they are tied."""
@@ -109,23 +139,28 @@ class Model:
             preferred_element_type=wide(hidden[:0]).dtype,
         )
 
-    def _decode(self, params: Params, tokens: Array, positions: Array, attend: Attend, state: Any) -> tuple[Array, Any]:
+    def _decode(self, params: Params, tokens: Array, positions: Array, attend: Attend) -> tuple[Array, Any]:
         cos, sin = rope_angles(positions, self.config.head_dim, self.config.rope)
         x = self.constrain(params["embed"][tokens].astype(self.dtype), ("batch", "seq", "embed"))
 
-        def layer(carry: tuple[Array, Any], weights: Params) -> tuple[tuple[Array, Any], None]:
-            x, state = carry
+        def layer(x: Array, weights: Params) -> tuple[Array, Any]:
             # cast here, a layer at a time: no copy of all parameters in the compute dtype ever exists
-            w = {name: a if "norm" in name else a.astype(self.dtype) for name, a in weights.items()}
-            mixed, state = self._attention(w, x, cos, sin, attend, state)
-            x = x + mixed
-            x = x + self._mlp(w, x)
-            return (self.constrain(x, ("batch", "seq", "embed")), state), None
+            return self._layer(self._cast(weights), x, cos, sin, attend)
 
-        (x, state), _ = jax.lax.scan(checkpointed(layer, self.remat), (x, state), params["layers"])
-        return rms_norm(x, params["norm"], self.config.rms_norm_eps), state
+        x, kept = jax.lax.scan(checkpointed(layer, self.remat), x, params["layers"])
+        return rms_norm(x, params["norm"], self.config.rms_norm_eps), kept
 
-    def _attention(self, w: Params, x: Array, cos: Array, sin: Array, attend: Attend, state: Any) -> tuple[Array, Any]:
+    def _cast(self, weights: Params) -> Params:
+        """A layer's weights in the compute dtype; those of norms stay as they are."""
+        return {name: x if "norm" in name else x.astype(self.dtype) for name, x in weights.items()}
+
+    def _layer(self, w: Params, x: Array, cos: Array, sin: Array, attend: Attend) -> tuple[Array, Any]:
+        mixed, kept = self._attention(w, x, cos, sin, attend)
+        x = x + mixed
+        x = x + self._mlp(w, x)
+        return self.constrain(x, ("batch", "seq", "embed")), kept
+
+    def _attention(self, w: Params, x: Array, cos: Array, sin: Array, attend: Attend) -> tuple[Array, Any]:
         y = rms_norm(x, w["attention_norm"], self.config.rms_norm_eps)
 
         def project(name: str, axis: str) -> Array:
@@ -134,8 +169,8 @@ class Model:
             return self.constrain(z, ("batch", "seq", axis, None))
 
         q, k, v = project("q", "heads"), project("k", "kv_heads"), project("v", "kv_heads")
-        mixed, state = attend(apply_rope(q, cos, sin), apply_rope(k, cos, sin), v, state)
-        return jnp.einsum("bthk,dhk->btd", mixed, w["o"], precision=precision_of(x)), state
+        mixed, kept = attend(apply_rope(q, cos, sin), apply_rope(k, cos, sin), v)
+        return jnp.einsum("bthk,dhk->btd", mixed, w["o"], precision=precision_of(x)), kept
 
     def _mlp(self, w: Params, x: Array) -> Array:
         y = rms_norm(x, w["mlp_norm"], self.config.rms_norm_eps)
@@ -144,12 +179,6 @@ class Model:
         up = jnp.einsum("btd,fd->btf", y, w["up"], precision=precision)
         hidden = self.constrain(swiglu(gate, up), ("batch", "seq", "mlp"))
         return jnp.einsum("btf,df->btd", hidden, w["down"], precision=precision)
-
-
-def _read(cache: Float[Array, "L S N G K"], layer: Int[Array, ""], window: int) -> Float[Array, "S W G K"]:
-    """A layer's first `window` keys or values of every slot."""
-    _, slots, _, groups, size = cache.shape
-    return jax.lax.dynamic_slice(cache, (layer, 0, 0, 0, 0), (1, slots, window, groups, size))[0]
 
 
 def checkpointed(layer: Callable, remat: Remat) -> Callable:

@@ -9,18 +9,22 @@ import numpy as np
 
 from jaxppo.config import UserError
 from jaxppo.models import Model
+from jaxppo.models.cudnn import max_segments
 from jaxppo.rollout.decode import Queue, Shape, make_generate
 from jaxppo.rollout.engine import Completion, Sampling
+from jaxppo.rollout.prefill import GroupShape, pack_prompts
 
-QUEUE_MULTIPLE = 64
-"""Calls with a different number of sequences share a program up to the next multiple."""
+PROMPTS_MULTIPLE = 64
+"""Calls with a different number of prompts share a program up to the next multiple."""
+PREFILL_TOKENS = 4096
+"""Of one device's row in a prefill pass: enough to fill its matrix products, few enough not to hold decoding up."""
 
 
 class JaxEngine:
     """Continuous batching over `max_num_seqs` slots; see the Engine protocol for what it promises.
 
-    One program is compiled for each combination of greedy / top_k / top_p and of queue size (in multiples of
-    QUEUE_MULTIPLE), none for lengths, temperatures or seeds.
+    One program is compiled for each combination of greedy / top_k / top_p / n and of the number of prompts (in
+    multiples of PROMPTS_MULTIPLE), none for lengths, temperatures or seeds.
     """
 
     def __init__(self, model: Model, *, max_num_seqs: int, max_prompt_length: int, max_response_length: int) -> None:
@@ -44,13 +48,14 @@ class JaxEngine:
         self._check(prompts, sampling)
         if not prompts:
             return []
-        queue, count = self._queue(prompts, sampling, key), len(prompts) * sampling.n
-        # every device has its share of the slots and of the prompts that are prefilled at a time
+        count = len(prompts) * sampling.n
+        capacity = -(-len(prompts) // PROMPTS_MULTIPLE) * PROMPTS_MULTIPLE
+        # every device has its share of the slots
         shards = self._model.row_shards
-        slots = -(-min(self._max_num_seqs, len(queue.prompts)) // shards) * shards
+        slots = -(-min(self._max_num_seqs, capacity * sampling.n) // shards) * shards
+        queue = self._queue(prompts, sampling, key, capacity, slots)
         shape = Shape(
             slots=slots,
-            group=-(-slots // (8 * shards)) * shards,
             prompt_length=self._max_prompt_length,
             new_tokens=self._max_response_length,
             greedy=sampling.temperature == 0,
@@ -85,21 +90,27 @@ class JaxEngine:
                 f"{self._max_response_length} are possible"
             )
 
-    def _queue(self, prompts: Sequence[Sequence[int]], sampling: Sampling, key: jax.Array) -> Queue:
-        count = len(prompts) * sampling.n
-        capacity = -(-count // QUEUE_MULTIPLE) * QUEUE_MULTIPLE
-        tokens = np.zeros((capacity, self._max_prompt_length), np.int32)
-        lengths = np.ones(capacity, np.int32)
-        for i, prompt in enumerate(prompts):
-            here = slice(i * sampling.n, (i + 1) * sampling.n)
-            tokens[here, : len(prompt)] = prompt
-            lengths[here] = len(prompt)
-        of = np.arange(capacity)
+    def _queue(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, key: jax.Array, capacity: int, slots: int
+    ) -> Queue:
+        n, longest = sampling.n, self._max_prompt_length
+        rows, prompts_at_once = self._model.row_shards, -(-slots // (8 * n))
+        row_length = max(longest, min(PREFILL_TOKENS, prompts_at_once * longest))
+        entries = min(slots, n * min(prompts_at_once, rows * max_segments(row_length)))
+        shape = GroupShape(rows=rows, row_length=row_length, entries=entries, longest=longest)
+        packed = pack_prompts(prompts, n, shape, shape.groups_bound(capacity, n))
+        lengths = np.ones(capacity * n, np.int32)
+        lengths[: len(prompts) * n] = np.repeat([len(prompt) for prompt in prompts], n)
+        of = np.arange(capacity * n)
         return Queue(
-            prompts=jnp.asarray(tokens),
+            tokens=jnp.asarray(packed.tokens),
+            positions=jnp.asarray(packed.positions),
+            segment_ids=jnp.asarray(packed.segment_ids),
+            sequences=jnp.asarray(packed.sequences),
+            starts=jnp.asarray(packed.starts),
+            groups=jnp.int32(packed.count),
             prompt_lengths=jnp.asarray(lengths),
-            keys=_sequence_keys(key, jnp.asarray(of // sampling.n), jnp.asarray(of % sampling.n)),
-            size=jnp.int32(count),
+            keys=_sequence_keys(key, jnp.asarray(of // n), jnp.asarray(of % n)),
             temperature=jnp.float32(sampling.temperature),
             eos_ids=jnp.asarray(sampling.eos_ids, jnp.int32),
             max_new_tokens=jnp.int32(sampling.max_new_tokens),

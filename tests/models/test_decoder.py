@@ -2,13 +2,13 @@
 
 import dataclasses
 import types
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxppo.models import KVCache
 from jaxppo.models.attention import packed_attention
 from jaxppo.models.heads import init_value_head, values
 from jaxppo.models.logprobs import token_logprobs
@@ -123,17 +123,28 @@ def test_outputs_are_finite_float32_and_0_where_nothing_was_chosen(by_layout):
         assert (entropy <= np.log(VOCAB)).all()
 
 
-@pytest.mark.parametrize("window", [None, 5])
-def test_decoding_with_a_cache_equals_the_forward_pass(model, sequences, window):
-    batch = layout([sequences[2]] * 2, [(0, 0), (1, 0)], (2, 5))
+def test_decoding_with_a_cache_equals_the_forward_pass(model, sequences):
+    """A prompt of 2 tokens enters slot 1 of 3, then a token at a time; the other slots are free."""
+    batch = layout([sequences[2]], [(0, 0)], (1, 5))
     whole = model.forward(model.params, batch.tokens, batch.positions, batch.segment_ids)
-    step = jax.jit(partial(model.forward_cached, window=window))
-    hidden, cache = step(model.params, batch.tokens[:, :2], batch.positions[:, :2], model.init_cache(2, 8))
-    parts = [hidden]
+    hidden, keys, values = model.prefill(
+        model.params, *(x[:, :2] for x in (batch.tokens, batch.positions, batch.segment_ids))
+    )
+    parts, empty = [hidden[0]], model.init_cache(3, 5)
+    cache = KVCache(
+        *(
+            tuple(c.at[1, :2].set(new[0]) for c, new in zip(old, news, strict=True))
+            for old, news in ((empty.k, keys), (empty.v, values))
+        )
+    )
+    params, step = model.decoding_params(model.params), jax.jit(model.decode)
+    active = jnp.arange(3) == 1
     for t in range(2, 5):
-        hidden, cache = step(model.params, batch.tokens[:, t : t + 1], batch.positions[:, t : t + 1], cache)
-        parts.append(hidden)
-    np.testing.assert_allclose(jnp.concatenate(parts, 1), whole, atol=1e-5)
+        hidden, cache = step(params, jnp.full(3, batch.tokens[0, t]), jnp.full(3, t), active, cache)
+        parts.append(hidden[1:2])
+    np.testing.assert_allclose(jnp.concatenate(parts), whole[0], atol=1e-5)
+    for layer in (*cache.k, *cache.v):
+        assert not np.asarray(layer)[[0, 2]].any()
 
 
 def test_chunks_equal_the_dense_formula_in_values_and_gradients(model, sequences):

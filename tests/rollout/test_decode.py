@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxppo.rollout import decode
-from jaxppo.rollout.decode import Shape, make_generate, windows
+from jaxppo.rollout.decode import Shape, make_generate
 from jaxppo.rollout.engine import Completion, Sampling
 from jaxppo.rollout.jax_engine import JaxEngine
 from tests.fakes import UNIFORM, TableModel, independent, script
@@ -79,67 +78,35 @@ def test_log_probabilities_are_of_what_was_sampled_from(engine, settings, logp):
     assert (tokens == 0).any()
 
 
-def steps(prompts: list[list[int]], slots: int) -> list[int]:
-    """The windows of the decode steps that it takes to answer the prompts with ENDS' responses."""
+def steps(prompts: list[list[int]], slots: int, **sampling) -> list[int]:
+    """The active slots of each decode step that it takes to answer the prompts with ENDS' responses."""
     model = TableModel()
     engine = JaxEngine(model, max_num_seqs=slots, max_prompt_length=5, max_response_length=6)
-    run(engine, ENDS, prompts)
+    run(engine, ENDS, prompts, **sampling)
     jax.effects_barrier()
-    return model.windows
+    return model.steps
 
 
 def test_no_step_is_made_after_the_last_end():
     assert steps([[23]] * 3, slots=2) == []  # a prompt's pass draws the first token
-    assert len(steps([[21]] * 2, slots=2)) == 1
+    assert steps([[21]] * 2, slots=2) == [2]
 
 
 def test_a_slot_is_filled_again_while_others_go_on():
     """Five tokens in one slot take 4 steps; meanwhile 4 responses of two tokens pass through the other."""
-    assert len(steps([[22]] + [[21]] * 4, slots=2)) == 4
+    assert steps([[22]] + [[21]] * 4, slots=2) == [2, 2, 2, 2]
 
 
-def test_a_step_reads_up_to_the_longest_of_the_running_sequences(monkeypatch):
-    monkeypatch.setattr(decode, "WINDOW_MULTIPLE", 4)
-    assert sorted(steps([[22]], slots=1)) == [4, 4, 4, 8]  # tokens at positions 1 to 4
-    # positions 5, 6 beside 1, 2; once the longer prompt's response has ended, 3 and 4
-    assert sorted(steps([[3, 3, 3, 3, 20], [22]], slots=2)) == [4, 8, 8, 8]
-
-
-@pytest.mark.parametrize(
-    ("capacity", "expected"),
-    [(11, (11,)), (128, (128,)), (129, (128, 129)), (300, (128, 256, 300)), (1024, tuple(range(128, 1025, 128)))],
-)
-def test_windows(capacity, expected):
-    assert windows(capacity) == expected
-
-
-@pytest.mark.parametrize("capacity", [1, 1025, 4096, 33000])
-def test_windows_are_few_and_end_with_everything(capacity):
-    found = windows(capacity)
-    assert len(found) <= decode.MAX_WINDOWS
-    assert list(found) == sorted(set(found))
-    assert found[-1] == capacity
-
-
-def test_windows_do_not_change_a_response(monkeypatch):
-    model = tiny_model(initializer_range=0.3)
-    prompts = [[3], [4, 5, 6, 7, 8], [9, 10], [60, 61, 62]]
-    found = []
-    for multiple in (128, 4):
-        monkeypatch.setattr(decode, "WINDOW_MULTIPLE", multiple)
-        engine = JaxEngine(model, max_num_seqs=2, max_prompt_length=5, max_response_length=6)
-        found.append(run(engine, model.params, prompts, max_new_tokens=6))
-    for one, several in zip(*found, strict=True):
-        assert one.tokens.tolist() == several.tokens.tolist()
-        np.testing.assert_allclose(one.logprobs, several.logprobs, atol=1e-5)
+def test_more_samples_than_slots():
+    assert steps([[21]], slots=2, n=5) == [2, 2, 1]
 
 
 def test_the_cache_exists_once():
-    """It is the program's output; beside it there is room for what a layer reads of it, not for another one."""
+    """Beside the cache, which is the program's output, there is room for what a layer reads of it, not for another."""
     model = tiny_model(num_hidden_layers=4)
-    shape = Shape(slots=64, group=1, prompt_length=8, new_tokens=120, greedy=True, top_k=-1, top_p=1.0)
+    shape = Shape(slots=64, prompt_length=8, new_tokens=120, greedy=True, top_k=-1, top_p=1.0)
     engine = JaxEngine(model, max_num_seqs=64, max_prompt_length=8, max_response_length=120)
-    queue = engine._queue([[3]], SAMPLING, jax.random.key(0))
+    queue = engine._queue([[3]], SAMPLING, jax.random.key(0), 1, 64)
     memory = make_generate(model, shape).lower(model.params, queue).compile().memory_analysis()
     cache = sum(x.nbytes for x in jax.tree.leaves(model.init_cache(64, 128)))
     assert memory.temp_size_in_bytes < cache
