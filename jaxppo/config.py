@@ -46,6 +46,9 @@ class ModelConfig:
     """Master weights and optimizer state."""
     remat: Literal["none", "dots", "full"] = "full"
     """What the backward pass recomputes: nothing, all but matrix products, or each layer."""
+    layers: Literal["auto", "scan", "unroll"] = "auto"
+    """One compiled body for all layers, or each written out: slower to compile, and a faster update, since nothing of
+    what the backward pass needs is copied into stacks; "auto" is unroll on a GPU, scan on the CPU."""
     attention: Literal["auto", "cudnn_packed", "xla"] = "auto"
     """Kernel for packed rows; "auto" is xla on the CPU and cudnn_packed on a GPU."""
 

@@ -1,7 +1,7 @@
 """Language models as pairs of a parameter tree and pure functions."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ def load(
     dtype: Any = "bfloat16",
     param_dtype: Any = "float32",
     remat: Remat = "full",
+    layers: Literal["auto", "scan", "unroll"] = "auto",
     attention: Implementation = "auto",
     constrain: Constrain | None = None,
     row_shards: int = 1,
@@ -57,6 +58,7 @@ def load(
         dtype=jnp.dtype(dtype),
         param_dtype=jnp.dtype(param_dtype),
         remat=remat,
+        unroll=layers == "unroll" or (layers == "auto" and jax.default_backend() == "gpu"),
         attention=resolve(attention, jax.default_backend()),
         constrain=constrain or (lambda x, axes: x),
         row_shards=row_shards,

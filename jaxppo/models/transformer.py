@@ -39,6 +39,8 @@ class Model:
     """Of products and activations."""
     param_dtype: Any = jnp.float32
     remat: Remat = "full"
+    unroll: bool = False
+    """Layers are written out one after the other instead of looped over."""
     attention: Implementation = "xla"
     constrain: Constrain = lambda x, axes: x
     """Pins an activation's layout on the mesh by its logical axes."""
@@ -147,7 +149,8 @@ class Model:
             # cast here, a layer at a time: no copy of all parameters in the compute dtype ever exists
             return self._layer(self._cast(weights), x, cos, sin, attend)
 
-        x, kept = jax.lax.scan(checkpointed(layer, self.remat), x, params["layers"])
+        body = checkpointed(layer, self.remat, prevent_cse=self.unroll)
+        x, kept = jax.lax.scan(body, x, params["layers"], unroll=self.unroll)
         return rms_norm(x, params["norm"], self.config.rms_norm_eps), kept
 
     def _cast(self, weights: Params) -> Params:
@@ -181,13 +184,16 @@ class Model:
         return jnp.einsum("btf,df->btd", hidden, w["down"], precision=precision)
 
 
-def checkpointed(layer: Callable, remat: Remat) -> Callable:
-    """The layer with what its backward pass recomputes: nothing, all but matrix products, or everything."""
+def checkpointed(layer: Callable, remat: Remat, prevent_cse: bool) -> Callable:
+    """The layer with what its backward pass recomputes: nothing, all but matrix products, or everything.
+
+    Outside a loop the compiler must be kept from merging what is recomputed with the first computation.
+    """
     match remat:
         case "none":
             return layer
         case "dots":
             policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-            return jax.checkpoint(layer, policy=policy, prevent_cse=False)
+            return jax.checkpoint(layer, policy=policy, prevent_cse=prevent_cse)
         case "full":
-            return jax.checkpoint(layer, prevent_cse=False)
+            return jax.checkpoint(layer, prevent_cse=prevent_cse)

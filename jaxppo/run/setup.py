@@ -184,6 +184,7 @@ def _model(config: Config, folder: str, mesh: Mesh) -> Model:
         dtype=config.model.dtype,
         param_dtype=config.model.param_dtype,
         remat=config.model.remat,
+        layers=config.model.layers,
         attention=config.model.attention,
         constrain=constrain_fn(mesh),
         row_shards=num_row_shards(mesh),

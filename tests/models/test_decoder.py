@@ -170,9 +170,9 @@ def test_chunks_equal_the_dense_formula_in_values_and_gradients(model, sequences
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), got_grad, want_grad)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
-def test_differentiating_does_not_change_one_bit_of_the_log_probabilities(model, sequences, remat):
-    model = dataclasses.replace(model, remat=remat)
+@pytest.mark.parametrize(("remat", "unroll"), [("none", False), ("dots", False), ("full", False), ("dots", True)])
+def test_differentiating_does_not_change_one_bit_of_the_log_probabilities(model, sequences, remat, unroll):
+    model = dataclasses.replace(model, remat=remat, unroll=unroll)
     batch = layout(sequences, *LAYOUTS["packed"])
     alone = jax.jit(lambda p: token_logprobs(model, p, batch, 0.7))(model.params)[0]
 
@@ -187,3 +187,21 @@ def test_differentiating_does_not_change_one_bit_of_the_log_probabilities(model,
 def test_a_fresh_critic_predicts_next_to_nothing(model, sequences):
     params = {**model.params, "value_head": init_value_head(model.config)}
     assert jnp.abs(values(model, params, layout(sequences, *LAYOUTS["packed"]))).max() < 1
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_layers_written_out_compute_what_the_loop_computes(model, sequences, remat):
+    batch = layout(sequences, *LAYOUTS["packed"])
+
+    def loss(params, model):
+        logp, _ = token_logprobs(model, params, batch, 0.7)
+        return (logp * logp).sum(), logp
+
+    (want_grad, want), (got_grad, got) = (
+        jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)(
+            model.params, dataclasses.replace(model, params=None, remat=remat, unroll=unroll)
+        )
+        for unroll in (False, True)
+    )
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), got_grad, want_grad)
