@@ -1,6 +1,7 @@
 """From chat messages to token ids, once; and from response ids to text."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ Prompt = str | Sequence[dict[str, Any]]
 
 def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of a Hugging Face folder; no code from the folder runs."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch: none is needed
     from transformers import AutoTokenizer  # here, since it takes seconds
 
     try:

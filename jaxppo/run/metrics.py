@@ -12,24 +12,32 @@ import numpy as np
 
 from jaxppo.config import UserError
 from jaxppo.rollout.engine import Completion
+from jaxppo.run.compiling import compile_clock
 from jaxppo.run.memory import memory_metrics
 
 Metrics = dict[str, float]
 
 
 class Stopwatch:
-    """Seconds by phase, and the GPU's memory at its end: `with watch("gen"): ...` gives timing_s/gen."""
+    """Seconds by phase, and the GPU's memory at its end: `with watch("gen"): ...` gives timing_s/gen.
+
+    What jax compiles meanwhile is a phase of its own, timing_s/compile.
+    """
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {"compile": 0.0}
         self.memory: Metrics = {}
         self._start = time.perf_counter()
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
+        clock, start = compile_clock(), time.perf_counter()
+        compiled = -clock.seconds
         yield
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+        elapsed = time.perf_counter() - start
+        compiled += clock.seconds
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed - compiled
+        self.seconds["compile"] += compiled
         self.memory |= memory_metrics(phase)
 
     def metrics(self) -> Metrics:
@@ -57,9 +65,9 @@ def rollout_metrics(
 
 
 def performance_metrics(timing: Metrics, prompt_tokens: int, response_tokens: int, devices: int) -> Metrics:
-    """Tokens per second and device over the whole step, and milliseconds per token of its phases."""
+    """Tokens per second and device over the step without compilation, and milliseconds per token of its phases."""
     total = prompt_tokens + response_tokens
-    seconds = timing["timing_s/step"]
+    seconds = timing["timing_s/step"] - timing["timing_s/compile"]
     metrics = {
         "perf/total_num_tokens": float(total),
         "perf/time_per_step": seconds,

@@ -55,6 +55,8 @@ def train(config: Config) -> TrainState:
     ):
         for note in run.notes:
             display.say(note)
+        if first_step < total_steps:
+            display.say("the first step compiles the rollout, score and update programs (minutes for a large model)")
         run.engine.publish(state.actor, first_step)
         state = send_away(state, config.rollout.offload)
         if run.resumed is None and config.trainer.val_before_train and run.val is not None:
@@ -72,6 +74,8 @@ def train(config: Config) -> TrainState:
                 line["timing_s/save_checkpoint"] = seconds
             metrics_file.write(line)
             display.step(step, metrics)
+            if metrics["timing_s/compile"] > 1:
+                display.say(f"  {metrics['timing_s/compile']:.1f} s of it compiled programs: tok/s leaves them out")
             for alarm in alarms(metrics, config):
                 display.say(alarm)
             if tested or last:
@@ -163,7 +167,7 @@ def _validate(run: Run, state: TrainState, display: Display) -> Metrics:
     show = run.config.trainer.log_val_generations
     with watch("testing"):
         metrics, samples = validate(run.engine, run.tokenizer, run.reward, run.val.prompts, run.val_sampling, key, show)
-    metrics["timing_s/testing"] = watch.seconds["testing"]
+    metrics["timing_s/testing"] = watch.seconds["testing"] + watch.seconds["compile"]
     display.validation(int(state.step), metrics, samples)
     return metrics
 

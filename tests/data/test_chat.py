@@ -1,6 +1,8 @@
 """Exactly one BOS where the tokenizer uses one, whoever writes it; the ids of the engine are the ids of the trainer."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from jaxppo.config import UserError
 from jaxppo.data.chat import decode, eos_ids, load_tokenizer, render
 
 VOCABULARY = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", "<unk>", *"abcdefgh"])}
+QUICKSTART = Path(jaxppo.__file__).parent / "assets" / "quickstart"
 PLAIN = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
@@ -98,3 +101,15 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path):
     with pytest.raises(UserError, match="its tokenizer cannot be loaded") as caught:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_nothing_is_said_of_a_missing_pytorch():
+    """In a process of its own, where it cannot be found."""
+    code = (
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
+        f"from jaxppo.data.chat import load_tokenizer; load_tokenizer({str(QUICKSTART)!r})\n"
+        "from transformers.utils import is_torch_available; assert not is_torch_available()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == done.stdout == ""

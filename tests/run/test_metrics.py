@@ -45,8 +45,8 @@ def test_lengths_and_scores():
 
 
 def test_throughput_counts_both_kinds_of_tokens_per_device():
-    timing = {"timing_s/gen": 2.0, "timing_s/score": 0.5, "timing_s/update": 1.0, "timing_s/step": 4.0}
-    metrics = performance_metrics(timing, 100, 300, 8)
+    timing = {"timing_s/gen": 2.0, "timing_s/score": 0.5, "timing_s/update": 1.0}
+    metrics = performance_metrics(timing | {"timing_s/step": 9.0, "timing_s/compile": 5.0}, 100, 300, 8)
     assert metrics["perf/total_num_tokens"] == 400
     assert metrics["perf/throughput"] == 400 / 4 / 8
     assert metrics["perf/time_per_step"] == 4
@@ -60,8 +60,20 @@ def test_a_stopwatch_adds_up_what_it_is_used_for():
     with watch("gen"):
         pass
     timing = watch.metrics()
-    assert timing.keys() == {"timing_s/gen", "timing_s/step"}
+    assert timing.keys() == {"timing_s/gen", "timing_s/compile", "timing_s/step"}
     assert 0 <= timing["timing_s/gen"] <= timing["timing_s/step"]
+    assert timing["timing_s/compile"] == 0
+
+
+def test_what_compiles_is_a_phase_of_its_own(monkeypatch):
+    now = iter([0.0, 0.0, 10.0, 10.0])  # the watch's start, the phase's, its end and the watch's end
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    clock = type("Clock", (), {"seconds": 1.0})()
+    monkeypatch.setattr("jaxppo.run.metrics.compile_clock", lambda: clock)
+    watch = Stopwatch()
+    with watch("update"):
+        clock.seconds += 7.0
+    assert watch.metrics() == {"timing_s/compile": 7.0, "timing_s/update": 3.0, "timing_s/step": 10.0}
 
 
 def test_a_line_starts_with_its_step_and_is_json_throughout(tmp_path):
