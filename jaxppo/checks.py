@@ -6,7 +6,11 @@ import typing
 from types import NoneType
 from typing import Any, Literal
 
-from jaxppo.config import Config, ConfigError, did_you_mean
+from jaxppo.config import Config, ConfigError, RolloutConfig, did_you_mean
+
+VLLM_ONLY = (
+    "sleep_level", "tensor_parallel_size", "enforce_eager", "gpu_memory_utilization", "max_num_batched_tokens"
+)  # fmt: skip
 
 
 def check(config: Config) -> Config:
@@ -199,8 +203,7 @@ def _check_engine(c: Config) -> None:
     """Settings that only vLLM has do nothing elsewhere, so they are refused there."""
     if c.rollout.engine == "vllm":
         return
-    ours = {"rollout.sleep_level": (c.rollout.sleep_level, 0)}
-    ours |= {"rollout.tensor_parallel_size": (c.rollout.tensor_parallel_size, 1)}
-    ours |= {"rollout.enforce_eager": (c.rollout.enforce_eager, False)}
-    for setting, (value, only) in ours.items():
-        _require(value == only, setting, value, f"{only} with rollout.engine = {c.rollout.engine}: it is vLLM's")
+    for name in VLLM_ONLY:
+        value, only = getattr(c.rollout, name), getattr(RolloutConfig(), name)
+        valid = f"{only} with rollout.engine = {c.rollout.engine}: it is vLLM's"
+        _require(value == only, f"rollout.{name}", value, valid)

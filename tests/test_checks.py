@@ -134,7 +134,13 @@ def test_an_adaptive_controller_can_move_but_not_jump_to_0():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("rollout.sleep_level", 1), ("rollout.tensor_parallel_size", 2), ("rollout.enforce_eager", True)],
+    [
+        ("rollout.sleep_level", 1),
+        ("rollout.tensor_parallel_size", 2),
+        ("rollout.enforce_eager", True),
+        ("rollout.gpu_memory_utilization", 0.6),
+        ("rollout.max_num_batched_tokens", 4096),
+    ],
 )
 def test_settings_of_vllm_are_refused_where_they_do_nothing(name, value):
     with pytest.raises(ConfigError, match=rf"{name} = {value}: valid is .* with rollout\.engine = jax: it is vLLM's"):

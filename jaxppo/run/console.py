@@ -17,7 +17,7 @@ FIELDS = (
     ("entropy", "actor/entropy", "{:.3f}"),
     ("pg", "actor/pg_loss", "{:+.4f}"),
     ("vf", "critic/vf_loss", "{:.4f}"),
-    ("length", "response_length/mean", "{:.0f}"),
+    ("length", "response_length/mean", "{:.1f}"),
     ("tok/s", "perf/throughput", "{:,.0f}"),
     ("s", "timing_s/step", "{:.2f}"),
 )

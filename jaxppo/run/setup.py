@@ -22,6 +22,7 @@ from jaxppo.rollout.engine import Engine, Sampling
 from jaxppo.rollout.jax_engine import JaxEngine
 from jaxppo.rollout.vllm_engine import start_vllm
 from jaxppo.run.checkpoint import Checkpoints, check_resumable, restore
+from jaxppo.run.notes import controller_notes, resume_notes
 from jaxppo.step.init import actor_shardings, init_state, state_shardings
 from jaxppo.step.packing import rows_bound
 from jaxppo.step.score import ScoreStep, make_score_step
@@ -78,13 +79,13 @@ def build(config: Config) -> Run:
         )
     checkpoints = Checkpoints(config.trainer.output_dir, config.trainer.max_ckpt_to_keep)
     rows = rows_per_microbatch(config, mesh)
-    notes = _describe(config, mesh, rows, train, val, loader)
+    notes = _describe(config, mesh, rows, train, val, loader) + controller_notes(config)
     found, line = checkpoints.find(config.trainer.resume), None
     if found is None:
         state = _first_state(config, actor_model, critic_model, str(folder), str(critic_path), mesh)
     else:
         resumed = restore(found, _abstract_state(config, actor_model, critic_model, mesh))
-        notes += [f"resuming from {found}", *check_resumable(resumed, config, train.fingerprint)]
+        notes += resume_notes(found, resumed.config, config) + check_resumable(resumed, config, train.fingerprint)
         loader.load_state_dict(resumed.data)
         state, line = resumed.state, resumed.line
         if int(state.step) >= steps:

@@ -138,8 +138,10 @@ def test_alarms(change, words):
 def test_without_a_terminal_there_are_plain_lines(capsys):
     with Display(12, 0) as display:
         display.say("[bold]not markup[/bold]")
-        display.step(3, {"critic/score/mean": 0.5, "actor/reward_kl_penalty": 0.25, "timing_s/step": 2.0})
-    assert capsys.readouterr().out == "[bold]not markup[/bold]\nstep  3  score 0.500  kl 0.2500  s 2.00\n"
+        metrics = {"critic/score/mean": 0.5, "actor/reward_kl_penalty": 0.25, "response_length/mean": 2.75}
+        display.step(3, metrics | {"timing_s/step": 2.0})
+    want = "[bold]not markup[/bold]\nstep  3  score 0.500  kl 0.2500  length 2.8  s 2.00\n"
+    assert capsys.readouterr().out == want
 
 
 def test_curves_are_of_one_metric_or_of_all_below_a_slash():
