@@ -18,6 +18,7 @@ def check(config: Config) -> Config:
     check_types(config)
     _check_numbers(config)
     _check_batches(config)
+    _require(config.mesh.expert == 1, "mesh.expert", config.mesh.expert, "1: the axis is reserved")
     _check_kl(config)
     _check_data(config)
     _check_engine(config)
@@ -165,9 +166,10 @@ def _check_batches(c: Config) -> None:
     lengths = f"data.max_prompt_length + data.max_response_length = {longest}"
     if c.actor.row_length is not None and c.actor.row_length < longest:
         raise ConfigError(f"actor.row_length = {c.actor.row_length}: must be at least {lengths}")
-    if c.actor.max_tokens_per_device < c.row_length:
+    if c.tokens_per_row_group < c.row_length:
+        shared = f" x mesh.context = {c.mesh.context}" if c.mesh.context > 1 else ""
         raise ConfigError(
-            f"actor.max_tokens_per_device = {c.actor.max_tokens_per_device}: must be at least a row of "
+            f"actor.max_tokens_per_device = {c.actor.max_tokens_per_device}{shared}: must be at least a row of "
             f"{c.row_length} tokens ({lengths})"
         )
 

@@ -241,8 +241,12 @@ class MeshConfig:
     """Copies of the networks; each takes its share of the rows."""
     fsdp: int = -1
     """Devices that split parameters, optimizer state and rows among them."""
+    context: int = 1
+    """Devices that split the tokens of each row among them, and parameters and optimizer state as fsdp does."""
     tensor: int = 1
     """Devices that split heads and layers' widths among them."""
+    expert: int = 1
+    """Reserved: only 1 is valid."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -304,9 +308,14 @@ class Config:
     def row_length(self) -> int:
         """Tokens of one packed row."""
         longest = self.max_sequence_length
-        limit = min(4096, self.actor.max_tokens_per_device)
+        limit = min(4096, self.tokens_per_row_group)
         derived = max(longest, min(4 * longest, limit))
         return derived if self.actor.row_length is None else self.actor.row_length
+
+    @property
+    def tokens_per_row_group(self) -> int:
+        """Tokens of one microbatch on the devices that share its rows: max_tokens_per_device on each."""
+        return self.actor.max_tokens_per_device * max(self.mesh.context, 1)
 
     @property
     def minibatches_per_epoch(self) -> int:

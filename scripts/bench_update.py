@@ -22,6 +22,7 @@ from jaxppo.config import ActorConfig, AlgorithmConfig, Config, DataConfig, Mesh
 from jaxppo.models import Architecture, init_params, load
 from jaxppo.models.heads import init_value_head
 from jaxppo.models.parameters import declare
+from jaxppo.parallel.collectives import collectives
 from jaxppo.parallel.mesh import constrain_fn, make_mesh, place_rows
 from jaxppo.run.setup import rows_per_microbatch
 from jaxppo.step.init import init_state, state_shardings
@@ -79,7 +80,9 @@ def bench(shape: Shape, remat: Any, tokens: int, options: Options, matmul: float
     )
     architecture = Architecture.from_dict(hugging_face_config(shape))
     mesh = make_mesh(MeshConfig())
-    model = load(architecture, remat=remat, attention=options.attention, constrain=constrain_fn(mesh))
+    model = load(
+        architecture, remat=remat, attention=options.attention, constrain=constrain_fn(mesh), mesh=collectives(mesh)
+    )
     shardings = state_shardings(config, model, model, mesh)
 
     @partial(jax.jit, out_shardings=shardings)

@@ -88,8 +88,14 @@ def test_missing_files_name_the_nearest(tmp_path, monkeypatch):
         (("--actor.use-kl-loss",), "algorithm.use_kl_in_reward and actor.use_kl_loss are both true"),
         (("--algorithm.kl-ctrl.target-kl", "0"), "algorithm.kl_ctrl.target_kl = 0.0: valid is a number > 0"),
         (("--algorithm.kl-ctrl.horizon", "-1"), "algorithm.kl_ctrl.horizon = -1: valid is a number > 0"),
-        (("--mesh.data", "3"), "mesh.data = 3, mesh.fsdp = -1, mesh.tensor = 1: the axes must multiply to the number"),
-        (("--mesh.fsdp", "1", "--mesh.tensor", "8"), "mesh.tensor = 8 does not divide the 2 of dimension 'kv_heads'"),
+        (
+            ("--mesh.data", "3"),
+            "mesh.data = 3, mesh.fsdp = -1, mesh.context = 1, mesh.tensor = 1: the axes must",
+        ),
+        (
+            ("--mesh.fsdp", "1", "--mesh.tensor", "8"),
+            "mesh.tensor = 8 must divide 4, the number of attention heads",
+        ),
         (("--model.path", "/nowhere/at/all"), "model.path = /nowhere/at/all"),
         (("--model.init", "pretrained"), "no *.safetensors"),
         (("--data.train-files", "/nowhere.parquet"), "data.train_files: /nowhere.parquet: no such file"),

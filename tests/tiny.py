@@ -5,12 +5,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from jaxppo.config import ActorConfig, AlgorithmConfig, Config, DataConfig
 from jaxppo.models import Model, load
 from jaxppo.models.config import Architecture
 from jaxppo.models.heads import init_value_head
+from jaxppo.parallel.collectives import collectives
+from jaxppo.parallel.mesh import constrain_fn, num_row_shards
 from jaxppo.step.packing import Rollout
 from jaxppo.step.state import PackedBatch, TrainState
 
@@ -37,6 +39,13 @@ def tiny_model(seed: int = 0, dtype: str = "float32", **change: Any) -> Model:
     """A random 2-layer Llama; `change` goes to the Hugging Face config."""
     architecture = Architecture.from_dict(HF_CONFIG | change)
     return load(architecture, jax.random.key(seed), dtype=dtype, param_dtype=dtype, remat="full", attention="xla")
+
+
+def on_mesh(model: Model, mesh: Mesh) -> Model:
+    """The same, spread over a mesh."""
+    return dataclasses.replace(
+        model, constrain=constrain_fn(mesh), row_shards=num_row_shards(mesh), mesh=collectives(mesh)
+    )
 
 
 def critic_params(model: Model, seed: int = 1) -> Any:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.models.attention import Implementation, resolve
+from jaxppo.models.collectives import ONE_DEVICE, Collectives, unconstrained
 from jaxppo.models.config import Architecture
 from jaxppo.models.parameters import Params, abstract_params, init_params, parameter_axes
 from jaxppo.models.transformer import Constrain, KVCache, Model, Remat
@@ -32,8 +33,9 @@ def load(
     remat: Remat = "full",
     layers: Literal["auto", "scan", "unroll"] = "auto",
     attention: Implementation = "auto",
-    constrain: Constrain | None = None,
+    constrain: Constrain = unconstrained,
     row_shards: int = 1,
+    mesh: Collectives = ONE_DEVICE,
 ) -> Model:
     """A model with its parameters: those of a Hugging Face folder or hub id (host arrays), or random from a key.
 
@@ -60,6 +62,7 @@ def load(
         remat=remat,
         unroll=layers == "unroll" or (layers == "auto" and jax.default_backend() == "gpu"),
         attention=resolve(attention, jax.default_backend()),
-        constrain=constrain or (lambda x, axes: x),
+        constrain=constrain,
         row_shards=row_shards,
+        mesh=mesh,
     )

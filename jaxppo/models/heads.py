@@ -32,4 +32,4 @@ def values(model: Model, params: Params, batch: TokenRows) -> Float[Array, "B T"
     hidden = wide(model.forward(params, batch.tokens, batch.positions, batch.segment_ids))
     head = params["value_head"]
     value = jnp.einsum("btd,d->bt", hidden, head["kernel"], precision=jax.lax.Precision.HIGHEST) + head["bias"]
-    return shift_right(value, batch.mask)
+    return shift_right(model.constrain(value, ("batch", "seq")), batch.mask)

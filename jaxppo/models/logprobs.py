@@ -18,6 +18,7 @@ from jaxppo.models.parameters import Params
 from jaxppo.models.transformer import Model
 
 CHUNK_BYTES = 2 << 30
+HEAD_AXES = ("vocab", "embed")
 
 
 @runtime_checkable
@@ -50,20 +51,30 @@ def token_logprobs(
     p = softmax(logits / temperature). `chunk_bytes` bounds one device's chunk of float32 logits.
     """
     hidden = model.forward(params, batch.tokens, batch.positions, batch.segment_ids)
-    rows, length = batch.tokens.shape
-    chunks = num_chunks(rows, length, model.config.vocab_size, model.row_shards, chunk_bytes)
     targets, predicted = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (batch.tokens, batch.mask))
-    order = jnp.argsort(~predicted, axis=1, stable=True)
-    chunk = length // chunks
-    trips = -(-jnp.max(jnp.sum(predicted, axis=1)) // chunk)
-    found: Any = head_logprobs(model, temperature, chunk, hidden, model.head(params), targets, order, trips)
-    logp, entropy = found
+    device = model.per_device()
+
+    def spread(hidden: Array, head: Array, targets: Array, predicted: Array) -> tuple[Array, Array]:
+        """A device's rows; under context parallelism a row is its own part of one."""
+        rows, length = targets.shape
+        chunk = length // num_chunks(rows, length, head.shape[0], chunk_bytes)
+        order = jnp.argsort(~predicted, axis=1, stable=True)
+        trips = device.collectives.most(-(-jnp.max(jnp.sum(predicted, axis=1)) // chunk))
+        hidden = device.collectives.enter(hidden)
+        found: Any = head_logprobs(device, temperature, chunk, hidden, head, targets, order, trips)
+        return found
+
+    inside = ("batch", "seq_inside")
+    inputs = ("batch", "seq_between", None), HEAD_AXES, inside, inside
+    arrays = hidden, model.head(params), targets, predicted
+    found = model.mesh.spread(spread, inputs, (inside, inside))(*arrays)
+    logp, entropy = (model.constrain(x, ("batch", "seq")) for x in found)
     return shift_right(logp, batch.mask), shift_right(entropy, batch.mask)
 
 
-def num_chunks(rows: int, length: int, vocab: int, row_shards: int, chunk_bytes: int) -> int:
-    """The fewest equal chunks of a row's tokens whose float32 logits take at most `chunk_bytes` on a device."""
-    needed = -(-rows * length * vocab * 4 // (row_shards * chunk_bytes))
+def num_chunks(rows: int, length: int, vocab: int, chunk_bytes: int) -> int:
+    """The fewest equal chunks of a row's tokens whose float32 logits take at most `chunk_bytes`."""
+    needed = -(-rows * length * vocab * 4 // chunk_bytes)
     return next((n for n in range(max(needed, 1), length) if length % n == 0), length)
 
 
@@ -73,20 +84,22 @@ def head_logprobs(
     temperature: float,
     chunk: int,
     hidden: Float[Array, "B T D"],
-    head: Float[Array, "V D"],
+    head: Float[Array, "V d"],
     targets: Int[Array, "B T"],
     order: Int[Array, "B T"],
     trips: Int[Array, ""],
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """(log p(target), entropy) of p = softmax(hidden · head / temperature) at the first trips · chunk tokens of each
-    row's `order`, 0 at the others."""
-    weights = head.astype(model.dtype)
+    row's `order`, 0 at the others. All arrays are a device's own parts, the head's too."""
+    between = model.collectives
+    weights = between.gather(head.astype(model.dtype), HEAD_AXES)
 
     def body(i: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
         at, h, target = _chunk(i, chunk, order, hidden, targets)
         logits, log_z = _logits(model, temperature, h, weights)
-        logp = jnp.sum(jnp.where(_is_target(logits, target), logits, 0), axis=-1) - log_z
-        entropy = log_z - jnp.sum(jnp.exp(logits - log_z[..., None]) * logits, axis=-1)
+        of_target = jnp.sum(jnp.where(_is_target(model, logits, target), logits, 0), axis=-1)
+        mean_logit = jnp.sum(jnp.exp(logits - log_z[..., None]) * logits, axis=-1)
+        logp, entropy = between.vocab_sum(of_target) - log_z, log_z - between.vocab_sum(mean_logit)
         row = jnp.arange(at.shape[0])[:, None]
         return out[0].at[row, at].set(logp), out[1].at[row, at].set(entropy)
 
@@ -101,7 +114,10 @@ def _forward(model: Model, temperature: float, chunk: int, *inputs: Array) -> tu
 def _backward(model: Model, temperature: float, chunk: int, inputs: tuple, gradients: tuple) -> tuple:
     """d log p_y / dz = [y] - p and dH / dz = -p (log p + H), z = logits / temperature."""
     hidden, head, targets, order, trips = inputs
-    weights = head.astype(model.dtype)
+    between = model.collectives
+    weights = between.gather(head.astype(model.dtype), HEAD_AXES)
+    # devices of one vocabulary share the log-probabilities, and each was given its share of their gradients
+    gradients = tuple(between.vocab_sum(g) for g in gradients)
     precision, exact = precision_of(hidden), wide(hidden[:0]).dtype
 
     def body(i: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -109,8 +125,8 @@ def _backward(model: Model, temperature: float, chunk: int, inputs: tuple, gradi
         logits, log_z = _logits(model, temperature, h, weights)
         log_p = logits - log_z[..., None]
         p = jnp.exp(log_p)
-        entropy = -jnp.sum(p * log_p, axis=-1, keepdims=True)
-        dz = jnp.where(_is_target(logits, target), g_logp[..., None], 0) - p * (
+        entropy = -between.vocab_sum(jnp.sum(p * log_p, axis=-1, keepdims=True))
+        dz = jnp.where(_is_target(model, logits, target), g_logp[..., None], 0) - p * (
             g_logp[..., None] + g_entropy[..., None] * (log_p + entropy)
         )
         dz = (dz / temperature).astype(model.dtype)
@@ -119,9 +135,9 @@ def _backward(model: Model, temperature: float, chunk: int, inputs: tuple, gradi
         row = jnp.arange(at.shape[0])[:, None]
         return sums[0].at[row, at].set(dh), sums[1] + dw
 
-    zeros = jnp.zeros_like(hidden), jnp.zeros(head.shape, exact)
+    zeros = jnp.zeros_like(hidden), jnp.zeros(weights.shape, exact)
     d_hidden, d_head = jax.lax.fori_loop(0, trips, body, zeros)
-    return d_hidden, d_head.astype(head.dtype), None, None, None
+    return d_hidden, between.scatter(d_head, HEAD_AXES).astype(head.dtype), None, None, None
 
 
 head_logprobs.defvjp(_forward, _backward)
@@ -135,12 +151,12 @@ def _chunk(i: Array, chunk: int, order: Int[Array, "B T"], *arrays: Array) -> tu
 
 
 def _logits(model: Model, temperature: float, hidden: Array, weights: Array) -> tuple[Array, Array]:
-    """Tempered logits [B, C, V] and their logsumexp."""
+    """Tempered logits [B, C, V], of the device's part of the vocabulary, and the whole one's logsumexp."""
     logits = model.logits(hidden, weights) / temperature
-    logits = model.constrain(logits, ("batch", "seq", "vocab"))
-    return logits, jax.nn.logsumexp(logits, axis=-1)
+    return logits, model.collectives.vocab_logsumexp(logits)
 
 
-def _is_target(logits: Float[Array, "B C V"], target: Int[Array, "B C"]) -> Bool[Array, "B C V"]:
+def _is_target(model: Model, logits: Float[Array, "B C V"], target: Int[Array, "B C"]) -> Bool[Array, "B C V"]:
     """A comparison, not a gather: it stays on the device that holds its part of the vocabulary."""
-    return jnp.arange(logits.shape[-1]) == target[..., None]
+    size = logits.shape[-1]
+    return model.collectives.vocab_start(size) + jnp.arange(size) == target[..., None]

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxppo.models.attention import Implementation, packed_attention, precision_of
+from jaxppo.models.collectives import ONE_DEVICE, Axes, Collectives, unconstrained
 from jaxppo.models.config import Architecture
 from jaxppo.models.decode_attention import BLOCK, decode_attention
 from jaxppo.models.layers import apply_rope, rms_norm, rope_angles, swiglu, wide
-from jaxppo.models.parameters import Params
+from jaxppo.models.parameters import Params, parameter_axes
 
 Remat = Literal["none", "dots", "full"]
-Constrain = Callable[[jax.Array, tuple[str | None, ...]], jax.Array]
+Constrain = Callable[[jax.Array, Axes], jax.Array]
 Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
 """(q, k, v) -> (mixed values, what is kept of the layer)."""
 
@@ -42,10 +43,14 @@ class Model:
     unroll: bool = False
     """Layers are written out one after the other instead of looped over."""
     attention: Implementation = "xla"
-    constrain: Constrain = lambda x, axes: x
-    """Pins an activation's layout on the mesh by its logical axes."""
+    constrain: Constrain = unconstrained
+    """Pins an activation's layout on the mesh by its logical axes, where XLA partitions the program."""
     row_shards: int = 1
     """Over how many devices the rows of a batch are split."""
+    mesh: Collectives = ONE_DEVICE
+    """How `forward` is spread over devices."""
+    collectives: Collectives = ONE_DEVICE
+    """What layers call; a mesh's only inside `mesh.spread` (see `per_device`)."""
 
     def forward(
         self,
@@ -55,11 +60,26 @@ class Model:
         segment_ids: Int[Array, "B T"],
     ) -> Float[Array, "B T D"]:
         """Hidden states after the final norm, in the model's dtype. Padding gives finite values of no meaning."""
+        model = self.per_device()
 
-        def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
-            return packed_attention(q, k, v, segment_ids, self.attention), None
+        def kernel(q: Array, k: Array, v: Array, segment_ids: Array) -> Array:
+            return packed_attention(q, k, v, segment_ids, self.attention)
 
-        return self._decode(params, tokens, positions, attend)[0]
+        def hidden(params: Params, tokens: Array, positions: Array, segment_ids: Array) -> Array:
+            def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
+                return self.mesh.attend(kernel, q, k, v, segment_ids, self.config.num_kv_heads), None
+
+            return model._decode(params, tokens, positions, attend)[0]
+
+        names = ("embed", "layers", "norm")
+        axes = {name: parameter_axes(self.config)[name] for name in names}
+        inside, whole = ("batch", "seq_inside"), ("batch", "seq")
+        spread = self.mesh.spread(hidden, (axes, inside, inside, whole), ("batch", "seq_between", None))
+        return spread({name: params[name] for name in names}, tokens, positions, segment_ids)
+
+    def per_device(self) -> "Model":
+        """The model as each device computes it, on its rows, tokens and parts of the parameters."""
+        return dataclasses.replace(self, collectives=self.mesh, constrain=unconstrained)
 
     def prefill(
         self,
@@ -143,15 +163,20 @@ class Model:
 
     def _decode(self, params: Params, tokens: Array, positions: Array, attend: Attend) -> tuple[Array, Any]:
         cos, sin = rope_angles(positions, self.config.head_dim, self.config.rope)
-        x = self.constrain(params["embed"][tokens].astype(self.dtype), ("batch", "seq", "embed"))
+        x = self.collectives.lookup(params["embed"], tokens, self.dtype)
+        x = self.constrain(x, ("batch", "seq", "embed"))
+        axes = parameter_axes(self.config)["layers"]
 
         def layer(x: Array, weights: Params) -> tuple[Array, Any]:
             # cast here, a layer at a time: no copy of all parameters in the compute dtype ever exists
-            return self._layer(self._cast(weights), x, cos, sin, attend)
+            w = self._cast(weights)
+            w = {name: self.collectives.gather(a, axes[name][1:]) for name, a in w.items()}
+            return self._layer(w, x, cos, sin, attend)
 
         body = checkpointed(layer, self.remat, prevent_cse=self.unroll)
         x, kept = jax.lax.scan(body, x, params["layers"], unroll=self.unroll)
-        return rms_norm(x, params["norm"], self.config.rms_norm_eps), kept
+        norm = self.collectives.gather(params["norm"], ("embed",))
+        return rms_norm(x, norm, self.config.rms_norm_eps), kept
 
     def _cast(self, weights: Params) -> Params:
         """A layer's weights in the compute dtype; those of norms stay as they are."""
@@ -164,7 +189,7 @@ class Model:
         return self.constrain(x, ("batch", "seq", "embed")), kept
 
     def _attention(self, w: Params, x: Array, cos: Array, sin: Array, attend: Attend) -> tuple[Array, Any]:
-        y = rms_norm(x, w["attention_norm"], self.config.rms_norm_eps)
+        y = self.collectives.enter(rms_norm(x, w["attention_norm"], self.config.rms_norm_eps))
 
         def project(name: str, axis: str) -> Array:
             z = jnp.einsum("btd,hkd->bthk", y, w[name], precision=precision_of(x))
@@ -173,15 +198,16 @@ class Model:
 
         q, k, v = project("q", "heads"), project("k", "kv_heads"), project("v", "kv_heads")
         mixed, kept = attend(apply_rope(q, cos, sin), apply_rope(k, cos, sin), v)
-        return jnp.einsum("bthk,dhk->btd", mixed, w["o"], precision=precision_of(x)), kept
+        out = jnp.einsum("bthk,dhk->btd", mixed, w["o"], precision=precision_of(x))
+        return self.collectives.leave(out), kept
 
     def _mlp(self, w: Params, x: Array) -> Array:
-        y = rms_norm(x, w["mlp_norm"], self.config.rms_norm_eps)
+        y = self.collectives.enter(rms_norm(x, w["mlp_norm"], self.config.rms_norm_eps))
         precision = precision_of(x)
         gate = jnp.einsum("btd,fd->btf", y, w["gate"], precision=precision)
         up = jnp.einsum("btd,fd->btf", y, w["up"], precision=precision)
         hidden = self.constrain(swiglu(gate, up), ("batch", "seq", "mlp"))
-        return jnp.einsum("btf,df->btd", hidden, w["down"], precision=precision)
+        return self.collectives.leave(jnp.einsum("btf,df->btd", hidden, w["down"], precision=precision))
 
 
 def checkpointed(layer: Callable, remat: Remat, prevent_cse: bool) -> Callable:

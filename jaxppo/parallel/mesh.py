@@ -1,7 +1,8 @@
 """The device mesh and the one table that lays every array out on it.
 
-Axes: `data` (replicated parameters), `fsdp` (parameters, gradients and optimizer state split; rows too) and
-`tensor` (heads, mlp and vocabulary split). Rows of a microbatch are split over data x fsdp.
+Axes, the fastest links last: `data` (rows split, parameters whole), `fsdp` (rows split; parameters, gradients and
+optimizer state too), `context` (a row's tokens split; parameters as by fsdp, since its devices see other tokens) and
+`tensor` (heads, mlp and vocabulary split).
 """
 
 import math
@@ -13,27 +14,34 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxppo.config import ConfigError, MeshConfig
+from jaxppo.models.collectives import Axes
 
-LogicalAxes = tuple[str | None, ...]
-
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "context", "tensor")
 ROW_AXES = ("data", "fsdp")
+WEIGHT_AXES = ("fsdp", "context")
 
-PARAMETER_RULES: dict[str | None, str | tuple[str, ...] | None] = {
+Rules = dict[str | None, str | tuple[str, ...] | None]
+
+RULES: Rules = {
+    # parameters
     "layers": None,
     "vocab": "tensor",
-    "embed": "fsdp",
+    "embed": WEIGHT_AXES,
     "heads": "tensor",
     "kv_heads": "tensor",
     "head_dim": None,
     "mlp": "tensor",
-    None: None,
-}
-ACTIVATION_RULES: dict[str | None, str | tuple[str, ...] | None] = PARAMETER_RULES | {
+    # activations
     "batch": ROW_AXES,
     "seq": None,
-    "embed": None,
+    "seq_inside": "context",
+    "seq_between": ("context", "tensor"),
+    None: None,
 }
+"""Mesh axes of each logical dimension. Tokens of a row are whole ("seq"), as inside a block, or as between blocks."""
+ACTIVATION_RULES: Rules = RULES | {"embed": None}
+MAY_STAY_WHOLE = ("kv_heads",)
+"""Dimensions that every device has in full where their mesh axes do not divide them."""
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
@@ -59,38 +67,58 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 
 def num_row_shards(mesh: Mesh) -> int:
     """Over how many devices the rows of a microbatch are split."""
-    return math.prod(mesh.shape[axis] for axis in ROW_AXES)
+    return num_shards(mesh, "batch")
 
 
-def _spec(rules: dict, axes: LogicalAxes, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """The mesh axes of each dimension. Raises ConfigError where they do not divide it."""
-    for size, axis in zip(shape, axes, strict=True):
-        names = (rules[axis],) if isinstance(rules[axis], str) else (rules[axis] or ())
-        shards = math.prod(mesh.shape[name] for name in names)
-        if size % shards:
-            divisors = [d for d in range(1, size + 1) if size % d == 0 and d <= mesh.size]
-            raise ConfigError(
-                f"mesh.{' x mesh.'.join(names)} = {shards} does not divide the {size} of dimension {axis!r}: "
-                f"valid sizes are {', '.join(map(str, divisors))}"
-            )
-    return PartitionSpec(*(rules[axis] for axis in axes))
+def num_shards(mesh: Mesh, axis: str | None) -> int:
+    """Into how many parts a logical dimension is split."""
+    return math.prod(mesh.shape[name] for name in _names(RULES[axis]))
+
+
+def partition_spec(mesh: Mesh, axes: Axes, shape: tuple[int, ...] | None = None, rules: Rules = RULES) -> PartitionSpec:
+    """The mesh axes of each dimension. Raises ConfigError where they do not divide its size, if a shape is given."""
+    sizes = (0,) * len(axes) if shape is None else shape
+    return PartitionSpec(*(_divided(mesh, size, axis, rules) for size, axis in zip(sizes, axes, strict=True)))
+
+
+def _divided(mesh: Mesh, size: int, axis: str | None, rules: Rules) -> str | tuple[str, ...] | None:
+    names = _names(rules[axis])
+    shards = math.prod(mesh.shape[name] for name in names)
+    if size % shards == 0:
+        return rules[axis]
+    if axis in MAY_STAY_WHOLE:
+        return None
+    raise ConfigError(
+        f"mesh.{' x mesh.'.join(names)} = {shards} does not divide the {size} of dimension {axis!r}: "
+        f"valid sizes are {divisors(size, mesh.size)}"
+    )
+
+
+def _names(rule: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (rule,) if isinstance(rule, str) else rule or ()
+
+
+def divisors(size: int, limit: int) -> str:
+    """Example: divisors(6, 4) is "1, 2, 3"."""
+    return ", ".join(str(d) for d in range(1, min(size, limit) + 1) if size % d == 0)
 
 
 def parameter_shardings(mesh: Mesh, axes: Any, abstract: Any) -> Any:
     """The NamedSharding of each parameter: `axes` and `abstract` are trees of logical axes and of shapes."""
     return jax.tree.map(
-        lambda a, s: NamedSharding(mesh, _spec(PARAMETER_RULES, a, s.shape, mesh)),
+        lambda a, s: NamedSharding(mesh, partition_spec(mesh, a, s.shape)),
         axes,
         abstract,
         is_leaf=lambda x: isinstance(x, tuple),
     )
 
 
-def constrain_fn(mesh: Mesh) -> Callable[[jax.Array, LogicalAxes], jax.Array]:
-    """What a model calls on its activations to pin their layout."""
+def constrain_fn(mesh: Mesh) -> Callable[[jax.Array, Axes], jax.Array]:
+    """What a model calls on activations whose layout XLA's partitioner would otherwise choose."""
 
-    def constrain(x: jax.Array, axes: LogicalAxes) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, _spec(ACTIVATION_RULES, axes, x.shape, mesh)))
+    def constrain(x: jax.Array, axes: Axes) -> jax.Array:
+        spec = partition_spec(mesh, axes, x.shape, ACTIVATION_RULES)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
     return constrain
 

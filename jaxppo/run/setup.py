@@ -15,6 +15,8 @@ from jaxppo.data.prompts import PromptSet, load_prompts
 from jaxppo.models import Architecture, Model, init_params, load
 from jaxppo.models.heads import init_value_head
 from jaxppo.models.huggingface import load_params, resolve_folder
+from jaxppo.parallel.collectives import collectives
+from jaxppo.parallel.fits import check_fits
 from jaxppo.parallel.mesh import constrain_fn, make_mesh, num_row_shards
 from jaxppo.parallel.offload import to_host
 from jaxppo.rewards.scoring import RewardFunction, load_reward
@@ -77,6 +79,8 @@ def build(config: Config) -> Run:
             f"critic.path = {config.critic.path}: its vocabulary of {critic_model.config.vocab_size} is not the "
             f"actor's {actor_model.config.vocab_size}: both read the same token ids"
         )
+    check_fits(mesh, actor_model.config, "model.path", config.row_length)
+    check_fits(mesh, critic_model.config, "critic.path", config.row_length)
     checkpoints = Checkpoints(config.trainer.output_dir, config.trainer.max_ckpt_to_keep)
     rows = rows_per_microbatch(config, mesh)
     notes = _describe(config, mesh, rows, train, val, loader) + controller_notes(config)
@@ -148,11 +152,11 @@ def _describe(
 
 
 def rows_per_microbatch(config: Config, mesh: Mesh) -> int:
-    """As many rows as max_tokens_per_device allows on each device, but no more than a minibatch can fill."""
+    """As many rows as max_tokens_per_device allows where devices share rows, but no more than a minibatch can fill."""
     shards = num_row_shards(mesh)
     sequences = config.actor.ppo_mini_batch_size * config.rollout.n
     needed = rows_bound(sequences, config.max_sequence_length, config.row_length)
-    return shards * min(config.actor.max_tokens_per_device // config.row_length, -(-needed // shards))
+    return shards * min(config.tokens_per_row_group // config.row_length, -(-needed // shards))
 
 
 def _load_data(config: Config, tokenizer: Any) -> tuple[PromptSet, PromptSet | None, PromptLoader]:
@@ -189,6 +193,7 @@ def _model(config: Config, folder: str, mesh: Mesh) -> Model:
         attention=config.model.attention,
         constrain=constrain_fn(mesh),
         row_shards=num_row_shards(mesh),
+        mesh=collectives(mesh),
     )
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from jaxppo.config import Config, MeshConfig
-from jaxppo.parallel.mesh import constrain_fn, make_mesh, place_rows
+from jaxppo.parallel.mesh import make_mesh, place_rows
 from jaxppo.step.init import init_state, state_shardings
 from jaxppo.step.packing import pack
 from jaxppo.step.score import make_score_step
 from jaxppo.step.state import Experience, PackedBatch, TrainState
 from jaxppo.step.update import gradient as minibatch_gradient
 from jaxppo.step.update import make_actor_loss, make_critic_loss, make_update_step
-from tests.tiny import critic_params, pad, place_state, random_rollouts, tiny_config, tiny_model
+from tests.tiny import critic_params, on_mesh, pad, place_state, random_rollouts, tiny_config, tiny_model
 
 ONE_DEVICE = MeshConfig(data=1, fsdp=1, tensor=1)
 
@@ -28,7 +28,7 @@ class Setup:
     ) -> None:
         self.config = config
         self.mesh = make_mesh(mesh_config, jax.devices()[: 1 if mesh_config == ONE_DEVICE else None])
-        self.model = dataclasses.replace(tiny_model(dtype=dtype), constrain=constrain_fn(self.mesh))
+        self.model = on_mesh(tiny_model(dtype=dtype), self.mesh)
         state = init_state(config, self.model.params, critic_params(self.model), jax.random.key(3))
         shardings = state_shardings(config, self.model, self.model, self.mesh)
         self.state = place_state(state, shardings)

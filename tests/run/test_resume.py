@@ -168,7 +168,7 @@ def test_a_resumed_run_takes_another_mesh(config, whole, tmp_path):
     found = build(change(cut(config, 3, tmp_path), "mesh", data=2, fsdp=2, tensor=2))
     expected = build(cut(config, 3, tmp_path / "again"))
     assert int(found.state.step) == 3
-    assert found.state.actor["layers"]["up"].sharding.mesh.shape == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert found.state.actor["layers"]["up"].sharding.mesh.shape == {"data": 2, "fsdp": 2, "context": 1, "tensor": 2}
     for name in ("actor", "critic", "actor_opt", "kl"):
         jax.tree.map(np.testing.assert_array_equal, getattr(found.state, name), getattr(expected.state, name))
 
