@@ -108,6 +108,8 @@ def _check_numbers(c: Config) -> None:
         "algorithm.kl_ctrl.target_kl": c.algorithm.kl_ctrl.target_kl,
         "algorithm.kl_ctrl.horizon": c.algorithm.kl_ctrl.horizon,
         "algorithm.rollout_correction.threshold": c.algorithm.rollout_correction.threshold,
+        "reward.timeout_s": c.reward.timeout_s,
+        "reward.memory_gb": c.reward.memory_gb,
         "trainer.total_epochs": c.trainer.total_epochs,
     }
     for setting, value in positive.items():
@@ -123,6 +125,8 @@ def _check_numbers(c: Config) -> None:
         "algorithm.kl_ctrl.kl_coef": c.algorithm.kl_ctrl.kl_coef,
         "actor.lr_warmup_steps": c.actor.lr_warmup_steps,
         "critic.lr_warmup_steps": c.critic.lr_warmup_steps,
+        "reward.num_workers": c.reward.num_workers,
+        "reward.retries": c.reward.retries,
         "trainer.critic_warmup": c.trainer.critic_warmup,
         "trainer.log_val_generations": c.trainer.log_val_generations,
     }
@@ -136,6 +140,7 @@ def _check_numbers(c: Config) -> None:
         _require(0 <= value <= 1, setting, value, "a number from 0 to 1")
     for setting, betas in {"actor.betas": c.actor.betas, "critic.betas": c.critic.betas}.items():
         _require(all(0 <= beta < 1 for beta in betas), setting, betas, "two numbers from 0 to under 1")
+    _require(math.isfinite(c.reward.error_score), "reward.error_score", c.reward.error_score, "a finite number")
     _require(0 < c.rollout.top_p <= 1, "rollout.top_p", c.rollout.top_p, "a number over 0 up to 1")
     _require(c.rollout.top_k == -1 or c.rollout.top_k > 0, "rollout.top_k", c.rollout.top_k, "-1 (all) or > 0")
     _require(c.actor.clip_ratio_c > 1, "actor.clip_ratio_c", c.actor.clip_ratio_c, "a number > 1")

@@ -227,8 +227,19 @@ class RewardConfig:
     """Where scores come from."""
 
     function: str = "gsm8k"
-    """"gsm8k", "gsm8k_verl", "arithmetic", or "FILE.py:NAME" with verl's signature
-    compute_score(data_source, solution_str, ground_truth, extra_info)."""
+    """"gsm8k", "gsm8k_verl", "arithmetic", "math" (math-verify), or "FILE.py:NAME" with verl's signature
+    compute_score(data_source, solution_str, ground_truth, extra_info), also async, or batched: data_sources, ..."""
+    num_workers: int = 4
+    """Processes that call the function ("math" and FILE.py:NAME); 0 calls it in the run's own, where a debugger
+    reaches it and nothing guards the run."""
+    timeout_s: float = 30.0
+    """Of one sample, in seconds (of the whole call where it is batched); then its worker is replaced."""
+    retries: int = 1
+    """How often a sample is tried again that raised, timed out or took its worker down."""
+    memory_gb: float = 4.0
+    """Of one worker, in GiB; a sample that wants more costs itself."""
+    error_score: float = 0.0
+    """Of a sample that failed in the end; such samples are counted in reward/errors, timeouts and crashes."""
     truncated: Literal["keep", "zero", "mask"] = "keep"
     """Responses cut off at max_response_length: scored as they are, scored 0, or left out of every loss."""
 

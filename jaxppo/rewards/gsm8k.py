@@ -83,7 +83,17 @@ def parse_number(text: str) -> Decimal | None:
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], *, mode: Mode
 ) -> float:
-    """`score` with verl's signature. Raises ValueError without a ground truth, which would make every score 0."""
+    """`score` with verl's signature. Raises ValueError where the ground truth makes every response wrong."""
+    truth = truth_text(ground_truth)
+    if mode == "robust" and parse_number(truth) is None:
+        raise ValueError(f"reward_model.ground_truth = {ground_truth!r} is no number")
+    return score(solution_str, truth, mode)
+
+
+def truth_text(ground_truth: Any) -> str:
+    """18 and 18.0, as typed columns hold them, are "18". Raises ValueError where there is none."""
     if ground_truth is None:
         raise ValueError("the row has no reward_model.ground_truth")
-    return score(solution_str, ground_truth, mode)
+    if isinstance(ground_truth, float) and ground_truth.is_integer():
+        return str(int(ground_truth))
+    return str(ground_truth)

@@ -52,6 +52,7 @@ def train(config: Config) -> TrainState:
         Display(total_steps, first_step) as display,
         closing(MetricsFile(output_dir / "metrics.jsonl", run.resumed)) as metrics_file,
         closing(run.checkpoints),
+        closing(run.reward),
     ):
         for note in run.notes:
             display.say(note)
@@ -126,7 +127,7 @@ def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
             (config.data.max_prompt_length, config.data.max_response_length),
         )
         metrics |= {name: float(np.mean(x)) for name, x in scored.metrics.items()}
-        metrics["reward/errors"] = float(sum(error is not None for error in scored.errors))
+        metrics |= scored.failures
         device_metrics = jax.device_get(device_metrics)
         jax.block_until_ready(state)
     with watch("publish"):

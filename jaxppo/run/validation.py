@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxppo.data.chat import decode
 from jaxppo.data.prompts import Prompt
-from jaxppo.rewards.scoring import RewardFunction, Scores, score_samples
-from jaxppo.rewards.scoring import Sample as RewardSample
+from jaxppo.rewards.calling import Sample as RewardSample
+from jaxppo.rewards.scoring import Reward, Scores
 from jaxppo.rollout.engine import Completion, Engine, Sampling
 from jaxppo.run.metrics import Metrics
 
@@ -25,7 +25,7 @@ class Sample:
 
 
 def score_completions(
-    tokenizer, reward: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]
+    tokenizer, reward: Reward, prompts: Sequence[Prompt], completions: Sequence[Completion]
 ) -> tuple[list[str], Scores]:
     """Texts and scores of completions; `prompts` repeats each prompt for each of its completions."""
     texts = [decode(tokenizer, completion.tokens.tolist()) for completion in completions]
@@ -33,13 +33,13 @@ def score_completions(
         RewardSample(prompt.data_source, text, prompt.ground_truth, prompt.extra_info)
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    return texts, score_samples(reward, samples)
+    return texts, reward.score(samples)
 
 
 def validate(
     engine: Engine,
     tokenizer,
-    reward: RewardFunction,
+    reward: Reward,
     prompts: Sequence[Prompt],
     sampling: Sampling,
     key: jax.Array,

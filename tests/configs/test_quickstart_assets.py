@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxppo.data.chat import decode, eos_ids, load_tokenizer, render
-from jaxppo.rewards.scoring import load_reward
+from jaxppo.rewards.functions import load_function
 from tests.configs.test_configs import read
 
 CONFIG = read("quickstart.py")
@@ -51,7 +51,7 @@ def test_the_template_is_the_question_and_every_character_a_token(tokenizer):
 
 
 def test_the_right_answer_alone_scores():
-    reward = load_reward(CONFIG.reward.function)
+    reward = load_function(CONFIG.reward.function)
     assert [reward("arithmetic", text, "85", {}) for text in ("85", "75", "", "185")] == [1.0, 0.0, 0.0, 0.0]
 
 

@@ -91,7 +91,7 @@ def make_world(folder: Path) -> Config:
         ),
         actor=ActorConfig(lr=1e-2, ppo_mini_batch_size=2, ppo_epochs=2, max_tokens_per_device=20, row_length=20),
         critic=CriticConfig(lr=1e-2),
-        reward=RewardConfig(function=f"{folder / 'reward.py'}:score"),
+        reward=RewardConfig(function=f"{folder / 'reward.py'}:score", num_workers=1),
         trainer=TrainerConfig(
             output_dir=str(folder / "run"),
             total_training_steps=6,
