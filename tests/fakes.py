@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxppo.config import RewardConfig
 from jaxppo.models import Architecture, KVCache, Model
+from jaxppo.rewards.scoring import Reward, run_here
 from tests.tiny import HF_CONFIG, VOCAB
 
 
@@ -56,3 +58,9 @@ def independent(p: list[float]) -> jax.Array:
     row = np.full(VOCAB, -1e9, np.float32)  # finite: 0 times infinity is NaN
     row[: len(p)] = np.log(p)
     return jnp.asarray(np.tile(row, (VOCAB, 1)))
+
+
+def reward_of(function, **settings) -> Reward:
+    """A reward that calls a function in the test's own process."""
+    config = RewardConfig(function="mine", timeout_s=1.0, **settings)
+    return Reward(config, run_here(function, config.timeout_s), lambda: None)

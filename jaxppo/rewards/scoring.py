@@ -3,16 +3,18 @@
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from jaxppo.config import RewardConfig, UserError
 from jaxppo.rewards.calling import Caller, Failure, Outcome, Sample
-from jaxppo.rewards.functions import IN_PROCESS, load_function
+from jaxppo.rewards.functions import IN_PROCESS, RewardFunction, load_function
 from jaxppo.rewards.pool import WorkerPool
 
 FAILURES: tuple[Failure, ...] = ("errors", "timeouts", "crashes")
+Run = Callable[[Sequence[Sample]], list[Outcome]]
+"""Outcomes in the samples' order."""
 logger = logging.getLogger(__name__)
 
 
@@ -30,13 +32,11 @@ class Scores:
 
 
 class Reward:
-    """The configured function, loaded once for the run. Raises ConfigError where it cannot be."""
+    """A function that scores samples, wherever it runs."""
 
-    def __init__(self, config: RewardConfig) -> None:
-        self._config = config
-        here = config.function in IN_PROCESS or config.num_workers == 0
-        self._caller = Caller(load_function(config.function), config.timeout_s) if here else None
-        self._pool = None if here else WorkerPool(config)
+    def __init__(self, config: RewardConfig, run: Run, close: Callable[[], object]) -> None:
+        self.close = close
+        self._config, self._run = config, run
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """Each sample's score. One whose function fails, or gives no finite float32, has reward.error_score.
@@ -65,15 +65,22 @@ class Reward:
             {f"reward/{failure}": float(counts[failure]) for failure in FAILURES},
         )
 
-    def close(self) -> None:
-        """Ends the workers."""
-        if self._pool is not None:
-            self._pool.close()
 
-    def _run(self, samples: Sequence[Sample]) -> list[Outcome]:
-        if self._caller is None:
-            assert self._pool is not None
-            return self._pool.run(samples)
+def open_reward(config: RewardConfig) -> Reward:
+    """The configured function, loaded once for the run. Raises ConfigError where it cannot be."""
+    if config.function in IN_PROCESS or config.num_workers == 0:
+        return Reward(config, run_here(load_function(config.function), config.timeout_s), lambda: None)
+    pool = WorkerPool(config)
+    return Reward(config, pool.run, pool.close)
+
+
+def run_here(function: RewardFunction, timeout_s: float) -> Run:
+    """Calls in this process: only the async form's time-out holds."""
+    caller = Caller(function, timeout_s)
+
+    def run(samples: Sequence[Sample]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
-        self._caller.run(samples, outcomes.__setitem__)
+        caller.run(samples, outcomes.__setitem__)
         return [outcomes[i] for i in range(len(samples))]
+
+    return run

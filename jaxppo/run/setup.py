@@ -19,7 +19,7 @@ from jaxppo.parallel.collectives import collectives
 from jaxppo.parallel.fits import check_fits
 from jaxppo.parallel.mesh import constrain_fn, make_mesh, num_row_shards
 from jaxppo.parallel.offload import to_host
-from jaxppo.rewards.scoring import Reward
+from jaxppo.rewards.scoring import Reward, open_reward
 from jaxppo.rollout.engine import Engine, Sampling
 from jaxppo.rollout.jax_engine import JaxEngine
 from jaxppo.rollout.vllm_engine import start_vllm
@@ -65,7 +65,7 @@ def build(config: Config) -> Run:
     mesh = make_mesh(config.mesh)
     folder = resolve_folder(config.model.path)
     tokenizer = load_tokenizer(str(folder))
-    reward = Reward(config.reward)
+    reward = open_reward(config.reward)
     train, val, loader = _load_data(config, tokenizer)
     total = config.trainer.total_training_steps
     steps = config.trainer.total_epochs * loader.steps_per_epoch if total is None else total

@@ -7,7 +7,7 @@ import pytest
 from jaxppo.config import ConfigError, RewardConfig
 from jaxppo.rewards.calling import Sample
 from jaxppo.rewards.functions import load_function
-from jaxppo.rewards.scoring import Reward
+from jaxppo.rewards.scoring import open_reward
 
 TABLE = [
     # response, truth, score
@@ -27,7 +27,7 @@ TABLE = [
 
 def test_answers_are_compared_by_value_and_hostile_ones_cost_seconds_not_the_run():
     pytest.importorskip("math_verify")
-    reward = Reward(RewardConfig(function="math", num_workers=1, retries=0))
+    reward = open_reward(RewardConfig(function="math", num_workers=1, retries=0))
     try:
         samples = [Sample("math", response, truth, {}) for response, truth, _ in TABLE]
         result = reward.score([*samples, Sample("math", "1", "", {}), Sample("math", "1", None, {})])

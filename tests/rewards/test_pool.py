@@ -10,7 +10,7 @@ import pytest
 from jaxppo.config import ConfigError, RewardConfig, UserError
 from jaxppo.rewards.calling import Sample
 from jaxppo.rewards.pool import WorkerPool
-from jaxppo.rewards.scoring import Reward
+from jaxppo.rewards.scoring import Reward, open_reward
 
 FUNCTIONS = '''
 import asyncio, ctypes, os, re, subprocess, sys, time
@@ -116,7 +116,7 @@ def make_reward(file) -> Iterator:
 
     def make(name: str, **settings) -> Reward:
         defaults = {"num_workers": 2, "timeout_s": 20.0, "memory_gb": 1.0, "retries": 0, "error_score": -1.0}
-        opened.append(Reward(RewardConfig(function=f"{file}:{name}", **(defaults | settings))))
+        opened.append(open_reward(RewardConfig(function=f"{file}:{name}", **(defaults | settings))))
         return opened[-1]
 
     yield make
@@ -129,8 +129,7 @@ def samples(texts: list[str]) -> list[Sample]:
 
 
 def pids(reward: Reward) -> list[int]:
-    assert reward._pool is not None
-    return [worker.process.pid for worker in reward._pool._workers]
+    return [worker.process.pid for worker in reward._run.__self__._workers]
 
 
 def alive(pid: int) -> bool:
@@ -273,9 +272,9 @@ def test_a_worker_that_writes_what_it_likes_costs_what_it_was_given_at_most(make
 
 def test_a_file_that_cannot_be_loaded_is_one_line(file, tmp_path):
     with pytest.raises(ConfigError, match=r"has no function faultu \(did you mean faulty\?\)"):
-        Reward(RewardConfig(function=f"{file}:faultu", num_workers=2))
+        open_reward(RewardConfig(function=f"{file}:faultu", num_workers=2))
     (tmp_path / "exits.py").write_text("import os\nos._exit(5)\n")
     with pytest.raises(
         ConfigError, match=r"a worker ended before it had loaded it \(its process ended with status 5\)"
     ):
-        Reward(RewardConfig(function=f"{tmp_path}/exits.py:f", num_workers=2))
+        open_reward(RewardConfig(function=f"{tmp_path}/exits.py:f", num_workers=2))

@@ -4,7 +4,8 @@ import pytest
 from jaxppo.config import ConfigError, RewardConfig, UserError
 from jaxppo.rewards.calling import Sample
 from jaxppo.rewards.functions import load_function
-from jaxppo.rewards.scoring import Reward
+from jaxppo.rewards.scoring import open_reward
+from tests.fakes import reward_of
 
 SAMPLES = [Sample("arithmetic", text, "85", {"index": i}) for i, text in enumerate(["85", " 85\n", "850", "8"])]
 
@@ -12,10 +13,8 @@ SAMPLES = [Sample("arithmetic", text, "85", {"index": i}) for i, text in enumera
 def score(function, samples=SAMPLES, **settings):
     """Of a built-in function by name, or of any other in the test's own process."""
     if isinstance(function, str):
-        return Reward(RewardConfig(function=function, **settings)).score(samples)
-    reward = Reward(RewardConfig(function="arithmetic", **settings))
-    reward._caller.__init__(function, 1.0)
-    return reward.score(samples)
+        return open_reward(RewardConfig(function=function, **settings)).score(samples)
+    return reward_of(function, **settings).score(samples)
 
 
 def test_arithmetic_wants_the_number_alone():
@@ -73,7 +72,7 @@ def test_a_function_that_always_fails_is_an_error():
     def broken(data_source, solution_str, ground_truth, extra_info):
         return 1 / 0
 
-    with pytest.raises(UserError, match=r"reward.function = arithmetic failed for 4 of 4 samples; the first: ZeroDiv"):
+    with pytest.raises(UserError, match=r"reward.function = mine failed for 4 of 4 samples; the first: ZeroDiv"):
         score(broken)
 
 

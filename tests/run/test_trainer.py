@@ -16,6 +16,7 @@ from jaxppo.run.report import curves, plot, plot_or_say
 from jaxppo.run.setup import rows_per_microbatch
 from jaxppo.run.trainer import make_rollouts
 from jaxppo.run.validation import score_completions, validate
+from tests.fakes import reward_of
 
 
 def completion(tokens: list[int], reason: str) -> Completion:
@@ -86,7 +87,7 @@ def test_validation_counts_exactly_its_rows():
 
     echo = Echo()
     sampling = Sampling(temperature=0.0, n=2, max_new_tokens=4, eos_ids=(2,))
-    metrics, samples = validate(echo, echo, score, prompts, sampling, None, 3)
+    metrics, samples = validate(echo, echo, reward_of(score), prompts, sampling, None, 3)
     assert len(seen) == 2 * 1319
     assert metrics == {
         "val-core/a/acc/mean@2": 1.0,
@@ -108,7 +109,7 @@ def test_a_failing_sample_costs_itself():
 
     prompts = [Prompt(i, (9,), "p", "s", "", {}) for i in range(3)]
     completions = [completion([token], "stop") for token in (1, 2, 3)]
-    texts, scores = score_completions(Echo(), score, prompts, completions)
+    texts, scores = score_completions(Echo(), reward_of(score), prompts, completions)
     assert texts == ["1", "2", "3"]
     assert scores.scores.tolist() == [1, 0, 0]
     assert scores.errors[0] is None
