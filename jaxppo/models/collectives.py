@@ -59,6 +59,10 @@ class Collectives:
         """The kernel on whole rows, for the device's tokens; `kv_heads` are the model's."""
         return kernel(q, k, v, segment_ids)
 
+    def own_kv_heads(self, x: Float[Array, "B T g K"], kv_heads: int) -> Float[Array, "B T own K"]:
+        """The KV heads that a device's queries read, where it holds all of the model's `kv_heads` or its part."""
+        return x
+
     def vocab_start(self, size: int) -> int | Int[Array, ""]:
         """The first token id of a device's part of the vocabulary, which has `size` ids."""
         return 0

@@ -21,6 +21,9 @@ Constrain = Callable[[jax.Array, Axes], jax.Array]
 Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
 """(q, k, v) -> (mixed values, what is kept of the layer)."""
 
+QUERIES, KEYS = ("batch", "seq", "heads", None), ("batch", "seq", "kv_heads", None)
+"""Logical axes of whole rows."""
+
 
 @flax.struct.dataclass
 class KVCache:
@@ -90,8 +93,13 @@ class Model:
     ) -> tuple[Float[Array, "B T D"], Float[Array, "L B T G K"], Float[Array, "L B T G K"]]:
         """forward, with the keys and values of every layer for a cache."""
 
+        def kernel(q: Array, k: Array, v: Array, segment_ids: Array) -> Array:
+            return packed_attention(q, *self._own(k, v), segment_ids, self.attention)
+
+        spread = self.mesh.spread(kernel, (QUERIES, KEYS, KEYS, ("batch", "seq")), QUERIES)
+
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
-            return packed_attention(q, k, v, segment_ids, self.attention), (k, v)
+            return spread(q, k, v, segment_ids), (k, v)
 
         hidden, (keys, values) = self._decode(params, tokens, positions, attend)
         return hidden, keys, values
@@ -119,12 +127,17 @@ class Model:
         cos, sin = rope_angles(positions[:, None], self.config.head_dim, self.config.rope)
         x = self.constrain(params["embed"][tokens[:, None]].astype(self.dtype), ("batch", "seq", "embed"))
         keys, values = list(cache.k), list(cache.v)
+
+        def kernel(q: Array, k: Array, v: Array, lengths: Array) -> Array:
+            return decode_attention(q[:, 0], *self._own(k, v), lengths, self.attention)[:, None]
+
+        spread = self.mesh.spread(kernel, (QUERIES, KEYS, KEYS, ("batch",)), QUERIES)
         for i, weights in enumerate(params["layers"]):
 
             def attend(q: Array, k: Array, v: Array, i: int = i) -> tuple[Array, None]:
                 keys[i] = keys[i].at[slots, positions].set(k[:, 0], mode="drop")
                 values[i] = values[i].at[slots, positions].set(v[:, 0], mode="drop")
-                return decode_attention(q[:, 0], keys[i], values[i], lengths, self.attention)[:, None], None
+                return spread(q, keys[i], values[i], lengths), None
 
             x, _ = self._layer(weights, x, cos, sin, attend)
         hidden = rms_norm(x[:, 0], params["norm"], self.config.rms_norm_eps)
@@ -136,12 +149,12 @@ class Model:
         shape = (slots, -(-length // BLOCK) * BLOCK, c.num_kv_heads, c.head_dim)
 
         def empty() -> tuple[Array, ...]:
-            return tuple(
-                self.constrain(jnp.zeros(shape, self.dtype), ("batch", "seq", "kv_heads", None))
-                for _ in range(c.num_layers)
-            )
+            return tuple(self.constrain(jnp.zeros(shape, self.dtype), KEYS) for _ in range(c.num_layers))
 
         return KVCache(k=empty(), v=empty())
+
+    def _own(self, *caches: Array) -> list[Array]:
+        return [self.mesh.own_kv_heads(x, self.config.num_kv_heads) for x in caches]
 
     def head(self, params: Params) -> Float[Array, "V D"]:
         """The output embedding; the input's where they are tied."""

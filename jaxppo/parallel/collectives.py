@@ -77,15 +77,15 @@ class MeshCollectives(Collectives):
         kv_heads: int,
     ) -> Float[Array, "B u h K"]:
         """Each device gets whole rows of h / context of its h heads; KV heads are repeated where there are fewer."""
-        tensor, context = self.mesh.shape["tensor"], self.mesh.shape["context"]
-        k, v = (self._own_kv_heads(x, kv_heads, tensor) for x in (k, v))
+        context = self.mesh.shape["context"]
+        k, v = (self.own_kv_heads(x, kv_heads) for x in (k, v))
         k, v = (jnp.repeat(x, context // math.gcd(x.shape[2], context), axis=2) for x in (k, v))
         exchange = partial(jax.lax.all_to_all, axis_name="context", tiled=True)
         q, k, v = (exchange(x, split_axis=2, concat_axis=1) for x in (q, k, v))
         return exchange(kernel(q, k, v, segment_ids), split_axis=1, concat_axis=2)
 
-    def _own_kv_heads(self, x: Float[Array, "B u g K"], kv_heads: int, tensor: int) -> Float[Array, "B u g K"]:
-        """Of KV heads that tensor does not divide, so that every device has all, those that its queries read."""
+    def own_kv_heads(self, x: Float[Array, "B T g K"], kv_heads: int) -> Float[Array, "B T own K"]:
+        tensor = self.mesh.shape["tensor"]
         if kv_heads % tensor == 0:
             return x
         x = jnp.repeat(x, tensor // math.gcd(kv_heads, tensor), axis=2)

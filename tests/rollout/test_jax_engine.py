@@ -9,6 +9,7 @@ import pytest
 
 from jaxppo.config import MeshConfig, UserError
 from jaxppo.models.logprobs import token_logprobs
+from jaxppo.parallel.collectives import collectives
 from jaxppo.parallel.mesh import constrain_fn, make_mesh, num_row_shards
 from jaxppo.rollout.engine import Completion, Sampling
 from jaxppo.rollout.jax_engine import JaxEngine
@@ -124,10 +125,16 @@ def test_published_weights_count_from_the_next_call(model):
     assert {c.weights_version for c in after} == {7}
 
 
-@pytest.mark.parametrize("mesh_config", [MeshConfig(data=8, fsdp=1), MeshConfig(data=2, fsdp=2, tensor=2)], ids=str)
+@pytest.mark.parametrize(
+    "mesh_config",
+    [MeshConfig(data=8, fsdp=1), MeshConfig(data=2, fsdp=2, tensor=2), MeshConfig(fsdp=1, context=2, tensor=4)],
+    ids=str,
+)
 def test_any_mesh_gives_the_same_greedy_tokens(model, engine, mesh_config):
     mesh = make_mesh(mesh_config)
-    spread = dataclasses.replace(model, constrain=constrain_fn(mesh), row_shards=num_row_shards(mesh))
+    spread = dataclasses.replace(
+        model, constrain=constrain_fn(mesh), row_shards=num_row_shards(mesh), mesh=collectives(mesh)
+    )
     found = engine_of(spread, slots=8).generate(PROMPTS, GREEDY, jax.random.key(0))
     assert same(found, engine.generate(PROMPTS, GREEDY, jax.random.key(0)))
 
