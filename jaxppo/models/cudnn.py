@@ -12,14 +12,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxppo.config import UserError
 
-TOKENS_PER_SEGMENT = 128
+TOKENS_PER_SEGMENT = 256
 
 
 def max_segments(row_length: int) -> int:
-    """Segments that a row may have, which packing keeps to: one per 128 tokens, but at least 16.
+    """Segments that a row may have, which packing keeps to: one per 256 tokens, but at least 16.
 
-    It is the kernel's static capacity, and its backward pass takes time for every one, used or not. A row with more
-    gives NaN, never a wrong number.
+    It is the kernel's static capacity, and its backward pass takes time for every one, used or not (32 instead of 16
+    make it a third slower at 4,096 tokens). A row with more gives NaN, never a wrong number.
     """
     return max(16, row_length // TOKENS_PER_SEGMENT)
 
@@ -79,30 +79,3 @@ def cudnn_packed_attention(
         scale=q.shape[-1] ** -0.5, mask_type=MaskType.PADDING_CAUSAL,
     )  # fmt: skip
     return jnp.where(fits[:, None, None, None], jnp.where(real, out, 0), jnp.nan)
-
-
-def self_test() -> float:
-    """The largest difference from xla of values and gradients, grouped queries, uneven segments, padded tails.
-
-    Each relative to the largest element of its array; bfloat16 rounding gives about 0.01.
-    """
-    from jaxppo.models.attention import packed_attention
-
-    keys = jax.random.split(jax.random.key(0), 4)
-    shapes = ((2, 256, 8, 64), (2, 256, 2, 64), (2, 256, 2, 64), (2, 256, 8, 64))
-    q, k, v, weight = (jax.random.normal(key, s, jnp.bfloat16) for key, s in zip(keys, shapes, strict=True))
-    ids = jnp.stack([jnp.repeat(jnp.array(n), jnp.array(c), total_repeat_length=256) for n, c in _ROWS])
-    real = (ids != 0)[..., None, None]
-
-    def loss(q: Array, k: Array, v: Array, implementation: str) -> tuple[Array, Array]:
-        out = jnp.where(real, packed_attention(q, k, v, ids, implementation), 0)  # pyright: ignore[reportArgumentType]
-        return (out * weight).astype(jnp.float32).sum(), out
-
-    results = [jax.grad(loss, (0, 1, 2), has_aux=True)(q, k, v, name) for name in ("cudnn_packed", "xla")]
-    (got, got_out), (want, want_out) = results
-    pairs = zip((*got, got_out), (*want, want_out), strict=True)
-    return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
-
-
-_ROWS = (((1, 2, 3, 0), (100, 37, 90, 29)), ((1, 2, 0), (3, 250, 3)))
-"""Segment numbers and their lengths."""

@@ -5,6 +5,7 @@ Values that the user exported stand; where they cannot be met together with the 
 
 import os
 from collections.abc import MutableMapping
+from pathlib import Path
 
 from jaxppo.config import Config, ConfigError
 
@@ -37,6 +38,18 @@ def prepare(config: Config, environ: MutableMapping[str, str] = os.environ) -> N
             f"VLLM_ENABLE_V1_MULTIPROCESSING = {environ['VLLM_ENABLE_V1_MULTIPROCESSING']}: rollout.engine = 'vllm' "
             "shares weights inside one process, only 0 is valid"
         )
+
+
+def keep_compilations() -> None:
+    """Programs compiled for a GPU are kept on disk and found again by the next run.
+
+    JAX_COMPILATION_CACHE_DIR says where, if not in the user's cache; JAX_ENABLE_COMPILATION_CACHE=false keeps none.
+    """
+    import jax
+
+    if jax.default_backend() == "gpu" and jax.config.jax_compilation_cache_dir is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        jax.config.update("jax_compilation_cache_dir", str(cache / "jaxppo" / "xla"))
 
 
 def jax_fraction(gpu_memory_utilization: float) -> float:

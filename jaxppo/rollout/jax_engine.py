@@ -17,7 +17,9 @@ from jaxppo.rollout.prefill import GroupShape, pack_prompts
 PROMPTS_MULTIPLE = 64
 """Calls with a different number of prompts share a program up to the next multiple."""
 PREFILL_TOKENS = 4096
-"""Of one device's row in a prefill pass: enough to fill its matrix products, few enough not to hold decoding up."""
+"""Of one device's rows in a prefill pass: enough to fill its matrix products, few enough not to hold decoding up."""
+PREFILL_ROW = 2048
+"""Of one row, which has room for 16 prompts."""
 
 
 class JaxEngine:
@@ -94,8 +96,10 @@ class JaxEngine:
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, key: jax.Array, capacity: int, slots: int
     ) -> Queue:
         n, longest = sampling.n, self._max_prompt_length
-        rows, prompts_at_once = self._model.row_shards, -(-slots // (8 * n))
-        row_length = max(longest, min(PREFILL_TOKENS, prompts_at_once * longest))
+        prompts_at_once = -(-slots // (8 * n))
+        tokens = min(PREFILL_TOKENS, prompts_at_once * longest)
+        row_length = max(longest, min(PREFILL_ROW, tokens))
+        rows = self._model.row_shards * max(1, tokens // row_length)
         entries = min(slots, n * min(prompts_at_once, rows * max_segments(row_length)))
         shape = GroupShape(rows=rows, row_length=row_length, entries=entries, longest=longest)
         packed = pack_prompts(prompts, n, shape, shape.groups_bound(capacity, n))

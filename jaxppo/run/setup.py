@@ -15,6 +15,7 @@ from jaxppo.data.prompts import PromptSet, load_prompts
 from jaxppo.models import Architecture, Model, init_params, load
 from jaxppo.models.heads import init_value_head
 from jaxppo.models.huggingface import load_params, resolve_folder
+from jaxppo.models.kernels import verify_kernels
 from jaxppo.parallel.collectives import collectives
 from jaxppo.parallel.fits import check_fits
 from jaxppo.parallel.mesh import constrain_fn, make_mesh, num_row_shards
@@ -72,6 +73,8 @@ def build(config: Config) -> Run:
     config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, total_training_steps=steps))
 
     actor_model = _model(config, str(folder), mesh)
+    if actor_model.attention != "xla":
+        verify_kernels(actor_model.attention)
     critic_path = folder if config.critic.path is None else resolve_folder(config.critic.path)
     critic_model = _model(config, str(critic_path), mesh)
     if critic_model.config.vocab_size != actor_model.config.vocab_size:

@@ -16,7 +16,7 @@ from jaxppo.checks import check
 from jaxppo.config import Config
 from jaxppo.parallel.mesh import place_rows
 from jaxppo.parallel.offload import to_device
-from jaxppo.parallel.platform import prepare
+from jaxppo.parallel.platform import keep_compilations, prepare
 from jaxppo.rollout.engine import Completion
 from jaxppo.run.console import Display
 from jaxppo.run.guards import alarms
@@ -44,6 +44,7 @@ def train(config: Config) -> TrainState:
     Raises UserError for what the user must mend.
     """
     prepare(check(config))
+    keep_compilations()
     run = build(config)
     config, state, output_dir = run.config, run.state, Path(run.config.trainer.output_dir)
     write_file(output_dir / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")

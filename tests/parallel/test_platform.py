@@ -1,9 +1,10 @@
 """The split of a GPU's memory between jax and vLLM, decided before either starts."""
 
+import jax
 import pytest
 
 from jaxppo.config import Config, ConfigError, RolloutConfig
-from jaxppo.parallel.platform import prepare
+from jaxppo.parallel.platform import keep_compilations, prepare
 
 
 def environment(given=None, **rollout):
@@ -44,3 +45,19 @@ def test_what_the_user_exported_stands_if_it_fits():
 def test_what_does_not_fit_is_an_error_that_names_the_settings(given, utilization, message):
     with pytest.raises(ConfigError, match=message):
         environment(given, gpu_memory_utilization=utilization)
+
+
+@pytest.mark.parametrize(
+    ("backend", "given", "expected"),
+    [("gpu", None, "/cache/jaxppo/xla"), ("gpu", "/mine", "/mine"), ("cpu", None, None)],
+)
+def test_programs_for_a_gpu_are_kept_where_the_user_says_or_in_the_cache(monkeypatch, backend, given, expected):
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    jax.config.update("jax_compilation_cache_dir", given)
+    try:
+        keep_compilations()
+        assert jax.config.jax_compilation_cache_dir == expected
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
