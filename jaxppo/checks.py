@@ -12,6 +12,9 @@ VLLM_ONLY = (
     "sleep_level", "tensor_parallel_size", "enforce_eager", "gpu_memory_utilization", "max_num_batched_tokens"
 )  # fmt: skip
 
+COMPARING = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_passk")
+"""Estimators for which a prompt needs several responses."""
+
 
 def check(config: Config) -> Config:
     """The config as it was given. Raises ConfigError naming the settings, their values and the valid ones."""
@@ -20,6 +23,7 @@ def check(config: Config) -> Config:
     _check_batches(config)
     _require(config.mesh.expert == 1, "mesh.expert", config.mesh.expert, "1: the axis is reserved")
     _check_kl(config)
+    _check_estimator(config)
     _check_data(config)
     _check_engine(config)
     return config
@@ -200,6 +204,18 @@ def _check_kl(c: Config) -> None:
             f"at least a fifth of the {c.sequences_per_step} sequences of a step, or one step could set the "
             "coefficient to 0",
         )
+
+
+def _check_estimator(c: Config) -> None:
+    """Settings of a critic where there is none; groups of one where an estimator compares responses."""
+    estimator = f"algorithm.adv_estimator = {c.algorithm.adv_estimator}"
+    if c.algorithm.adv_estimator in COMPARING:
+        _require(c.rollout.n > 1, "rollout.n", c.rollout.n, f"2 or more with {estimator}: it compares responses")
+    if not c.needs_critic:
+        without = f"with {estimator}: it has no critic"
+        _require(c.critic.path is None, "critic.path", c.critic.path, f"None {without}")
+        _require(c.trainer.critic_warmup == 0, "trainer.critic_warmup", c.trainer.critic_warmup, f"0 {without}")
+        _require("critic" not in c.rollout.offload, "rollout.offload", c.rollout.offload, f"no critic {without}")
 
 
 def _check_data(c: Config) -> None:

@@ -15,6 +15,9 @@ KLKind = Literal[
     "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3",
     "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+",
 ]  # fmt: skip
+AdvantageEstimator = Literal[
+    "gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo", "gpg", "grpo_passk",
+]  # fmt: skip
 AggregationMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -148,6 +151,11 @@ class RolloutCorrectionConfig:
 class AlgorithmConfig:
     """Rewards and advantages."""
 
+    adv_estimator: AdvantageEstimator = "gae"
+    """How good a token was: by a critic (gae), or against the prompt's other responses (rollout.n), their greedy one
+    (remax) or the batch (reinforce_plus_plus)."""
+    norm_adv_by_std_in_grpo: bool = True
+    """grpo, grpo_passk: divide by the standard deviation of the group; False is Dr.GRPO."""
     gamma: float = 1.0
     """Discount from token to token, 0 to 1."""
     lam: float = 1.0
@@ -301,6 +309,11 @@ class Config:
     reward: RewardConfig = field(default_factory=RewardConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether there is a value network at all."""
+        return self.algorithm.adv_estimator == "gae"
 
     @property
     def needs_reference(self) -> bool:

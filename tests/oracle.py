@@ -88,6 +88,64 @@ def gae(
     return advantages, returns
 
 
+def rewards_to_go(rewards: np.ndarray, mask: np.ndarray, segment_ids: np.ndarray, gamma: float) -> np.ndarray:
+    result = np.zeros(mask.shape)
+    for tokens in sequences(mask, segment_ids):
+        for k, i in enumerate(tokens):
+            result[i] = sum(gamma**j * float(rewards[later]) for j, later in enumerate(tokens[k:]))
+    return result
+
+
+def outcome(scores: np.ndarray, group_ids: np.ndarray, estimator: str, lengths: np.ndarray) -> np.ndarray:
+    """Advantages [N] of whole responses, group by group; ids below 0 are none."""
+    result = np.zeros(len(scores))
+    present = [i for i in range(len(scores)) if group_ids[i] >= 0]
+    for group in {int(group_ids[i]) for i in present}:
+        members = [i for i in present if group_ids[i] == group]
+        r, n = [float(scores[i]) for i in members], len(members)
+        mean = sum(r) / n if n > 1 else 0.0
+        std = (sum((x - mean) ** 2 for x in r) / (n - 1)) ** 0.5 if n > 1 else 1.0
+        for i, x in zip(members, r, strict=True):
+            others = [y for j, y in zip(members, r, strict=True) if j != i]
+            if estimator == "grpo":
+                result[i] = (x - mean) / (std + 1e-6)
+            elif estimator in ("dr_grpo", "reinforce_plus_plus_baseline"):
+                result[i] = x - mean
+            elif estimator == "rloo":
+                result[i] = x - (sum(others) / len(others) if others else 0.0)
+            elif estimator == "opo":
+                total = sum(float(lengths[j]) for j in members)
+                weighted = sum(float(lengths[j]) * float(scores[j]) for j in members)
+                result[i] = x - (weighted / total if n > 1 and total else 0.0)
+            elif estimator == "gpg":
+                result[i] = (x - mean) * len(present) / max(1, sum(scores[j] != 0 for j in present))
+            elif estimator == "grpo_passk":
+                result[i] = (x - max(others)) / (std + 1e-6) if others and x > max(others) else 0.0
+            else:
+                raise ValueError(estimator)
+    return result
+
+
+def optimal_token_baseline(
+    rewards: np.ndarray, energy: np.ndarray, mask: np.ndarray, segment_ids: np.ndarray, group_ids: np.ndarray
+) -> np.ndarray:
+    result, returns = np.zeros(mask.shape), rewards_to_go(rewards, mask, segment_ids, 1.0)
+    groups: dict[int, list[list[Index]]] = {}
+    for tokens in sequences(mask, segment_ids):
+        if tokens:
+            groups.setdefault(int(group_ids[tokens[0]]), []).append(tokens)
+    for members in groups.values():
+        for t in range(max(map(len, members))):
+            here = [
+                (tokens[t], sum(float(energy[i]) for i in tokens[: t + 1])) for tokens in members if len(tokens) > t
+            ]
+            total = sum(weight for _, weight in here) + 1e-8
+            baseline = sum(returns[i] * weight for i, weight in here) / total if len(members) > 1 else 0.0
+            for i, _ in here:
+                result[i] = returns[i] - baseline
+    return result
+
+
 def policy_loss_token(logp: float, old_logp: float, advantage: float, low: float, high: float, c: float) -> float:
     ratio = np.exp(min(max(logp - old_logp, -20.0), 20.0))
     loss = max(-advantage * ratio, -advantage * min(max(ratio, 1 - low), 1 + high))

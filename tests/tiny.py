@@ -71,7 +71,7 @@ def random_rollouts(n: int = 12, seed: int = 0) -> list[Rollout]:
     """Sequences of 1 to 4 prompt and 1 to 6 response tokens."""
     rng = np.random.default_rng(seed)
     rollouts = []
-    for _ in range(n):
+    for i in range(n):
         prompt, response = rng.integers(1, 5), rng.integers(1, 7)
         rollouts.append(
             Rollout(
@@ -79,6 +79,8 @@ def random_rollouts(n: int = 12, seed: int = 0) -> list[Rollout]:
                 rng.integers(3, VOCAB, response).astype(np.int32),
                 rng.normal(-4, 0.1, response).astype(np.float32),
                 float(rng.integers(0, 2)),
+                group=i // 3,
+                baseline=0.25,
             )
         )
     return rollouts
@@ -96,6 +98,8 @@ def pad(rollouts: list[Rollout], width: int, rows: int, minibatches: int = 1) ->
         "mask": np.zeros(shape, bool),
         "scores": np.zeros(shape, np.float32),
         "rollout_logp": np.zeros(shape, np.float32),
+        "group_ids": np.zeros(shape, np.int32),
+        "baselines": np.zeros(shape, np.float32),
     }
     for i, r in enumerate(rollouts):
         m, row = divmod(i, count)
@@ -106,6 +110,8 @@ def pad(rollouts: list[Rollout], width: int, rows: int, minibatches: int = 1) ->
         arrays["mask"][m, row, prompt:end] = r.in_loss
         arrays["scores"][m, row, :end] = r.score
         arrays["rollout_logp"][m, row, prompt:end] = r.logprobs
+        arrays["group_ids"][m, row, :end] = r.group
+        arrays["baselines"][m, row, :end] = r.baseline
     split = (minibatches, microbatches, rows, width)
     return PackedBatch(
         **{name: x.reshape(split) for name, x in arrays.items()},

@@ -8,7 +8,7 @@ def alarms(metrics: Metrics, config: Config) -> list[str]:
     """A line for everything that went wrong in a step without stopping it; none for a healthy step."""
     found = [mismatch_alarm(metrics, config.rollout.max_logp_diff)]
     for network in ("actor", "critic"):
-        if skipped := metrics[f"{network}/skipped_updates"]:
+        if skipped := metrics.get(f"{network}/skipped_updates"):  # there may be no critic
             found.append(f"ALARM: {skipped:.0f} optimizer steps of the {network} were skipped: gradient not finite")
     return [line for line in found if line is not None]
 

@@ -213,9 +213,11 @@ def _first_state(
 ) -> TrainState:
     shardings = state_shardings(config, actor, critic, mesh)
     actor_params = jax.device_put(_base_params(config, actor, folder, 0), shardings.actor)
-    backbone = _base_params(config, critic, critic_folder, 1)
-    critic_params = {**backbone, "value_head": init_value_head(critic.config)}
-    critic_params = jax.device_put(critic_params, shardings.critic)
+    critic_params = None
+    if config.needs_critic:
+        backbone = _base_params(config, critic, critic_folder, 1)
+        critic_params = {**backbone, "value_head": init_value_head(critic.config)}
+        critic_params = jax.device_put(critic_params, shardings.critic)
     init = jax.jit(partial(init_state, config), out_shardings=shardings, donate_argnums=(0, 1))
     return init(actor_params, critic_params, jax.random.key(config.trainer.seed))
 

@@ -145,9 +145,9 @@ def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
 def make_rollouts(
     prompts: list[Any], completions: list[Completion], scores: np.ndarray, config: Config
 ) -> list[Rollout]:
-    """Sequences with scores; what happens to truncated ones is reward.truncated's choice."""
+    """Sequences with scores, rollout.n for each prompt; what happens to truncated ones is reward.truncated's choice."""
     rollouts = []
-    for prompt, completion, score in zip(prompts, completions, scores.tolist(), strict=True):
+    for i, (prompt, completion, score) in enumerate(zip(prompts, completions, scores.tolist(), strict=True)):
         cut = completion.finish_reason == "length"
         rollouts.append(
             Rollout(
@@ -156,6 +156,7 @@ def make_rollouts(
                 completion.logprobs,
                 0.0 if cut and config.reward.truncated == "zero" else score,
                 in_loss=not (cut and config.reward.truncated == "mask"),
+                group=i // config.rollout.n,
             )
         )
     return rollouts

@@ -22,13 +22,17 @@ def kl_controller(config: KLControlConfig) -> AdaptiveKL | FixedKL:
     return FixedKL(config.kl_coef)
 
 
-def init_state(config: Config, actor: Params, critic: Params, key: jax.Array) -> TrainState:
-    """Step 0 of a run from given parameters; optimizer moments are zero. Pure: call it under jit to place it."""
+def init_state(config: Config, actor: Params, critic: Params | None, key: jax.Array) -> TrainState:
+    """Step 0 of a run from given parameters; optimizer moments are zero. Pure: call it under jit to place it.
+
+    Where the config needs no critic there is none, given or not.
+    """
+    critic = critic if config.needs_critic else None
     return TrainState(
         actor=actor,
         critic=critic,
         actor_opt=make_optimizer(config.actor).init(actor),
-        critic_opt=make_optimizer(config.critic).init(critic),
+        critic_opt=None if critic is None else make_optimizer(config.critic).init(critic),
         kl=kl_controller(config.algorithm.kl_ctrl).init(),
         step=jnp.zeros((), jnp.int32),
         key=key,
@@ -49,7 +53,8 @@ def critic_shardings(model: Model, mesh: Mesh) -> Params:
 
 def state_shardings(config: Config, model: Model, critic_model: Model, mesh: Mesh) -> TrainState:
     """A TrainState of NamedShardings: optimizer moments lie as their parameters do, scalars everywhere."""
-    actor, critic = actor_shardings(model, mesh), critic_shardings(critic_model, mesh)
+    actor = actor_shardings(model, mesh)
+    critic = critic_shardings(critic_model, mesh) if config.needs_critic else None
     everywhere: Any = replicated(mesh)
 
     def optimizer_shardings(tx: optax.GradientTransformation, params: Params) -> Any:
@@ -61,7 +66,7 @@ def state_shardings(config: Config, model: Model, critic_model: Model, mesh: Mes
         actor=actor,
         critic=critic,
         actor_opt=optimizer_shardings(make_optimizer(config.actor), actor),
-        critic_opt=optimizer_shardings(make_optimizer(config.critic), critic),
+        critic_opt=None if critic is None else optimizer_shardings(make_optimizer(config.critic), critic),
         kl=jax.tree.map(lambda _: everywhere, kl_controller(config.algorithm.kl_ctrl).init()),
         step=everywhere,
         key=everywhere,

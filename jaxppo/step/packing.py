@@ -28,6 +28,10 @@ class Rollout:
     score: float
     in_loss: bool = True
     """False keeps the sequence out of every loss and statistic of tokens."""
+    group: int = 0
+    """Of its prompt, from 0."""
+    baseline: float = 0.0
+    """Score of the prompt's greedy response, for remax."""
 
     def __post_init__(self) -> None:
         if len(self.response) != len(self.logprobs):
@@ -91,8 +95,8 @@ def pack(
     per_minibatch = len(sequences) // minibatches
     capacity = math.ceil(rows_bound(per_minibatch, longest, row_length) / rows)
     shape = (minibatches, capacity * rows, row_length)
-    ints = {name: np.zeros(shape, np.int32) for name in ("tokens", "positions", "segment_ids")}
-    floats = {name: np.zeros(shape, np.float32) for name in ("scores", "rollout_logp")}
+    ints = {name: np.zeros(shape, np.int32) for name in ("tokens", "positions", "segment_ids", "group_ids")}
+    floats = {name: np.zeros(shape, np.float32) for name in ("scores", "rollout_logp", "baselines")}
     mask = np.zeros(shape, bool)
     num_microbatches = np.zeros(minibatches, np.int32)
     for m in range(minibatches):
@@ -108,7 +112,9 @@ def pack(
                 ints["positions"][here] = np.arange(length)
                 ints["segment_ids"][here] = segment
                 mask[here][response] = sequence.in_loss
+                ints["group_ids"][here] = sequence.group
                 floats["scores"][here] = sequence.score
+                floats["baselines"][here] = sequence.baseline
                 floats["rollout_logp"][here][response] = sequence.logprobs
                 start += length
     split = (minibatches, capacity, rows, row_length)

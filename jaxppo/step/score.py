@@ -16,11 +16,12 @@ from jaxppo.models import Model
 from jaxppo.models.heads import values
 from jaxppo.models.logprobs import token_logprobs
 from jaxppo.parallel.mesh import row_sharding
-from jaxppo.rl.advantages import gae, token_rewards
+from jaxppo.rl.advantages import token_rewards
 from jaxppo.rl.correction import importance_weights
 from jaxppo.rl.kl import kl_estimate
 from jaxppo.rl.losses import aggregate, explained_variance
-from jaxppo.rl.masked import masked_mean, masked_variance, segment_sum, whiten
+from jaxppo.rl.masked import keep, masked_mean, masked_variance, segment_sum
+from jaxppo.step.advantages import estimate_advantages
 from jaxppo.step.state import Experience, PackedBatch, Params, TrainState, microbatch
 
 ScoreStep = Callable[[TrainState, Params | None, PackedBatch], Experience]
@@ -40,13 +41,13 @@ def make_score_step(config: Config, model: Model, mesh: Mesh, critic_model: Mode
         return each_microbatch(lambda micro: values(critic, params, micro), batch, mesh)
 
     @jax.jit
-    def experience_pass(coef: Array, batch: PackedBatch, *passes: Array) -> Experience:
+    def experience_pass(coef: Array, batch: PackedBatch, *passes: Array | None) -> Experience:
         return make_experience(config, coef, batch, *passes)
 
     def score(state: TrainState, ref_params: Params | None, batch: PackedBatch) -> Experience:
         old_logp, entropy = logprobs_pass(state.actor, batch)
         ref_logp = old_logp if ref_params is None else logprobs_pass(ref_params, batch)[0]
-        value = values_pass(state.critic, batch)
+        value = values_pass(state.critic, batch) if config.needs_critic else None
         return experience_pass(state.kl.coef, batch, old_logp, ref_logp, value, entropy)
 
     return score
@@ -58,25 +59,26 @@ def make_experience(
     batch: PackedBatch,
     old_logp: Float[Array, "M K B T"],
     ref_logp: Float[Array, "M K B T"],
-    value: Float[Array, "M K B T"],
+    value: Float[Array, "M K B T"] | None,
     entropy: Float[Array, "M K B T"],
 ) -> Experience:
-    """Token rewards, GAE and whitening of a whole batch.
+    """Token rewards, advantages and returns of a whole batch.
 
-    reward[t] = score at the last response token - coef * KL[t] where use_kl_in_reward; returns are the raw
-    advantages plus the values; advantages are then whitened over all response tokens of the batch.
+    reward[t] = score at the last response token - coef * KL[t] where use_kl_in_reward.
+    `value` is None without a critic.
     """
     algorithm, mask, segments = config.algorithm, batch.mask, batch.segment_ids
     kl = kl_estimate(old_logp, ref_logp, algorithm.kl_penalty)
     penalty = coef if algorithm.use_kl_in_reward else jnp.zeros_like(coef)
     rewards = token_rewards(batch.scores, kl, penalty, mask, segments)
-    raw, returns = gae(rewards, value, mask, segments, gamma=algorithm.gamma, lam=algorithm.lam)
+    penalties = penalty * keep(kl, mask) if algorithm.use_kl_in_reward else jnp.zeros_like(rewards)
+    advantages, returns = estimate_advantages(algorithm, batch, rewards, penalties, value)
     experience = Experience(
         batch=batch,
         old_logp=old_logp,
         ref_logp=ref_logp,
         values=value,
-        advantages=whiten(raw, mask),
+        advantages=advantages,
         returns=returns,
         kl=_mean(kl, batch, "seq-mean-token-mean"),
         importance=None,
@@ -108,14 +110,16 @@ def _metrics(
         "critic/rewards/": segment_sum(rewards, mask, segments),
         "critic/advantages/": experience.advantages,
         "critic/returns/": experience.returns,
-        "critic/values/": experience.values,
         "training/rollout_probs_diff_": probability_gap,
         "training/rollout_logp_diff_": logp_gap,
     }
+    if experience.values is not None:
+        summaries["critic/values/"] = experience.values
     metrics = {f"{name}{key}": x for name, y in summaries.items() for key, x in _summary(y, mask).items()}
     metrics["training/rollout_probs_diff_std"] = jnp.sqrt(masked_variance(probability_gap, mask))
     metrics["critic/rewards/mean"] = _mean(rewards, batch, "seq-mean-token-sum")
-    metrics["critic/vf_explained_var"] = explained_variance(experience.values, experience.returns, mask)
+    if experience.values is not None:
+        metrics["critic/vf_explained_var"] = explained_variance(experience.values, experience.returns, mask)
     metrics["actor/entropy"] = _mean(entropy, batch, config.actor.loss_agg_mode, config.data.max_response_length)
     return metrics
 

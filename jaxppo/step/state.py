@@ -22,7 +22,8 @@ class TrainState:
 
     Example, after 3 steps of an adaptive controller: step = 3, kl.coef = 0.00497, actor and critic the current
     parameters (float32 trees), the optimizer states their Adam moments and counts. The key never changes: step s
-    draws from fold_in(key, s). The reference is not here: it is the base model's own parameters.
+    draws from fold_in(key, s). The reference is not here: it is the base model's own parameters. Critic and critic_opt
+    are None where the estimator of advantages needs no values.
     """
 
     actor: Params
@@ -55,6 +56,10 @@ class PackedBatch:
     """The sequence's score, at each of its tokens."""
     rollout_logp: Float[Array, "M K B T"]
     """The engine's own log-probabilities at response tokens."""
+    group_ids: Int[Array, "M K B T"]
+    """The sequence's prompt, at each of its tokens: responses to one prompt are one group. From 0; 0 at padding too."""
+    baselines: Float[Array, "M K B T"]
+    """The score of the prompt's greedy response, at each of the sequence's tokens; 0 where none was sampled."""
     num_microbatches: Int[Array, " M"]
     num_sequences: Int[Array, ""]
     """Of the whole batch, those without any token in the losses included."""
@@ -68,9 +73,10 @@ class Experience:
     old_logp: Float[Array, "M K B T"]
     ref_logp: Float[Array, "M K B T"]
     """Equal to old_logp where no KL to the reference is used."""
-    values: Float[Array, "M K B T"]
+    values: Float[Array, "M K B T"] | None
+    """None without a critic."""
     advantages: Float[Array, "M K B T"]
-    """Whitened over the whole batch."""
+    """Whitened over the whole batch where the estimator says so."""
     returns: Float[Array, "M K B T"]
     kl: Float[Array, ""]
     """Mean over sequences of the token-mean KL to the reference, of the kind used in the reward."""

@@ -47,10 +47,12 @@ def make_update_step(config: Config, model: Model, mesh: Mesh, critic_model: Mod
     epochs = config.actor.ppo_epochs
 
     def update(state: TrainState, experience: Experience) -> tuple[TrainState, Metrics]:
-        critic_lr = learning_rate(config.critic, state.step, total_steps)
-        critic, critic_opt, critic_metrics = optimize(
-            critic_loss, critic_tx, critic_lr, epochs, state.critic, state.critic_opt, experience
-        )
+        critic, critic_opt, critic_metrics = state.critic, state.critic_opt, {}
+        if config.needs_critic:
+            critic_lr = learning_rate(config.critic, state.step, total_steps)
+            critic, critic_opt, critic_metrics = optimize(
+                critic_loss, critic_tx, critic_lr, epochs, critic, critic_opt, experience
+            )
         warming_up = state.step < config.trainer.critic_warmup
         actor_lr = jnp.where(warming_up, 0.0, learning_rate(config.actor, state.step, total_steps))
         actor_epochs = jnp.where(warming_up, 0, epochs)

@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from jaxppo.rl.advantages import gae, token_rewards
+from jaxppo.rl.advantages import (
+    gae,
+    optimal_token_baseline,
+    reinforce_plus_plus,
+    remax,
+    token_rewards,
+)
 from jaxppo.rl.kl import kl_estimate
 from tests import oracle
 from tests.rl import rows
@@ -176,3 +182,75 @@ def test_token_rewards_match_the_oracle():
         *map(jnp.asarray, (scores, kl)), 0.3, *map(jnp.asarray, (packed.mask, packed.segment_ids))
     )
     assert_allclose(result, oracle.token_rewards(scores, kl, 0.3, packed.mask, packed.segment_ids), atol=1e-6)
+
+
+def arguments(packed, *names):
+    return [jnp.asarray(x) for x in (*(packed.arrays[name] for name in names), packed.mask, packed.segment_ids)]
+
+
+@jax.jit
+def token_estimators(rewards, baselines, energy, mask, segment_ids, group_ids):
+    return {
+        "reinforce_plus_plus": reinforce_plus_plus(rewards, mask, segment_ids, gamma=0.9),
+        "remax": remax(rewards, baselines, mask, segment_ids),
+        "optimal_token_baseline": optimal_token_baseline(rewards, energy, mask, segment_ids, group_ids),
+    }
+
+
+# sequences (row, id): (0, 1) and (0, 2) and (2, 1) are one group, (1, 1) is alone, (2, 2) has no token in the mask
+GROUPS = np.array([[4, 4, 4, 4, 4, 4, 4, 4, 4, 1, 1, 0], [2] * 12, [4, 4, 4, 2, 2, 2] + [0] * 6], np.int32)
+
+
+def expected_token_estimators(rewards, baselines, energy, mask, ids):
+    to_go, discounted = (oracle.rewards_to_go(rewards, mask, ids, gamma) for gamma in (1.0, 0.9))
+    return {
+        "reinforce_plus_plus": (oracle.whiten(discounted, mask), discounted),
+        "remax": (np.where(mask, to_go - baselines, 0), to_go),
+        "optimal_token_baseline": (oracle.optimal_token_baseline(rewards, energy, mask, ids, GROUPS), to_go),
+    }
+
+
+def test_token_estimators_match_the_oracle_in_value_and_gradient():
+    packed = rows.make(6, "rewards", "baselines", "energy", dtype=np.float64)
+    packed.arrays["energy"] = np.abs(packed.arrays["energy"])
+    weights = np.random.default_rng(0).normal(size=packed.mask.shape)
+
+    def total(estimates):
+        return sum((weights * advantages).sum() for advantages, _ in estimates.values())
+
+    def expected_total(x):
+        others = (packed.arrays["baselines"], packed.arrays["energy"], packed.mask, packed.segment_ids)
+        return float(total(expected_token_estimators(x, *others)))
+
+    with jax.enable_x64(True):
+        args = [*arguments(packed, "rewards", "baselines", "energy"), jnp.asarray(GROUPS)]
+        found = token_estimators(*args)
+        for name, pair in expected_token_estimators(*packed.arrays.values(), packed.mask, packed.segment_ids).items():
+            for ours, value in zip(found[name], pair, strict=True):
+                assert_allclose(ours, value, atol=1e-10, err_msg=name)
+        slope = jax.grad(lambda x: total(token_estimators(x, *args[1:])))(args[0])
+        numeric = oracle.gradient(expected_total, packed.arrays["rewards"])
+        assert_allclose(slope, np.where(packed.mask, numeric, 0), atol=1e-6)
+
+
+def test_token_estimators_by_hand():
+    """Two responses to one prompt, of 2 and 1 tokens, with scores 1 and 0; a third prompt's is alone."""
+    ids = jnp.array([[1, 1, 2, 0], [1, 1, 1, 1]])
+    mask = jnp.array([[True, True, True, False], [False, True, False, True]])
+    rewards = jnp.array([[0.0, 1, 0, 9], [9, 0, 9, 2]])
+    energy = jnp.array([[1.0, 5, 3, 9], [9, 1, 9, 1]])
+    baselines = jnp.full((2, 4), 0.5)
+    arrays = (rewards, baselines, energy, mask, ids, jnp.array([[0] * 4, [1] * 4]))
+    padded = token_estimators(*(jnp.pad(x, ((0, 1), (0, 8))) for x in arrays))
+    found = jax.tree.map(lambda x: x[:2, :4], padded)
+    assert_allclose(found["remax"][0], [[0.5, 0.5, -0.5, 0], [0, 1.5, 0, 1.5]])
+    assert_allclose(found["reinforce_plus_plus"][1], [[0.9, 1, 0, 0], [0, 1.8, 0, 2]], rtol=1e-6)
+    # at the first tokens B = (1·1 + 0·3) / 4; the second token of the first response has nobody beside it
+    assert_allclose(found["optimal_token_baseline"][0], [[0.75, 0, -0.25, 0], [0, 2, 0, 2]], atol=1e-6)
+
+
+def test_token_estimators_of_nothing_are_0():
+    nothing = [jnp.zeros((3, 12))] * 3 + [jnp.zeros((3, 12), bool), jnp.zeros((3, 12), jnp.int32)]
+    for pair in token_estimators(*nothing, jnp.asarray(GROUPS)).values():
+        for x in pair:
+            assert_array_equal(x, 0)
