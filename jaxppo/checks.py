@@ -14,6 +14,8 @@ VLLM_ONLY = (
 
 COMPARING = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_passk")
 """Estimators for which a prompt needs several responses."""
+OF_SEQUENCES = ("gspo", "sapo", "geo_mean")
+"""Policy losses that are means over whole sequences."""
 
 
 def check(config: Config) -> Config:
@@ -24,6 +26,7 @@ def check(config: Config) -> Config:
     _require(config.mesh.expert == 1, "mesh.expert", config.mesh.expert, "1: the axis is reserved")
     _check_kl(config)
     _check_estimator(config)
+    _check_policy_loss(config)
     _check_data(config)
     _check_engine(config)
     return config
@@ -105,6 +108,8 @@ def _check_numbers(c: Config) -> None:
         "actor.ppo_epochs": c.actor.ppo_epochs,
         "actor.clip_ratio_low": c.actor.clip_ratio_low,
         "actor.clip_ratio_high": c.actor.clip_ratio_high,
+        "actor.tau_pos": c.actor.tau_pos,
+        "actor.tau_neg": c.actor.tau_neg,
         "actor.max_tokens_per_device": c.actor.max_tokens_per_device,
         "actor.grad_clip": c.actor.grad_clip,
         "critic.grad_clip": c.critic.grad_clip,
@@ -125,6 +130,7 @@ def _check_numbers(c: Config) -> None:
         "actor.weight_decay": c.actor.weight_decay,
         "critic.weight_decay": c.critic.weight_decay,
         "actor.entropy_coeff": c.actor.entropy_coeff,
+        "actor.policy_loss.ppo_kl_coef": c.actor.policy_loss.ppo_kl_coef,
         "actor.kl_loss_coef": c.actor.kl_loss_coef,
         "algorithm.kl_ctrl.kl_coef": c.algorithm.kl_ctrl.kl_coef,
         "actor.lr_warmup_steps": c.actor.lr_warmup_steps,
@@ -216,6 +222,18 @@ def _check_estimator(c: Config) -> None:
         _require(c.critic.path is None, "critic.path", c.critic.path, f"None {without}")
         _require(c.trainer.critic_warmup == 0, "trainer.critic_warmup", c.trainer.critic_warmup, f"0 {without}")
         _require("critic" not in c.rollout.offload, "rollout.offload", c.rollout.offload, f"no critic {without}")
+
+
+def _check_policy_loss(c: Config) -> None:
+    loss, mode = c.actor.policy_loss, c.actor.policy_loss.loss_mode
+    if mode in OF_SEQUENCES:
+        only = "seq-mean-token-mean"
+        name = f"actor.policy_loss.loss_mode = {mode}"
+        _require(c.actor.loss_agg_mode == only, "actor.loss_agg_mode", c.actor.loss_agg_mode, f"{only} with {name}")
+    for setting, value in {"clip_cov_ratio": loss.clip_cov_ratio, "kl_cov_ratio": loss.kl_cov_ratio}.items():
+        _require(0 < value <= 1, f"actor.policy_loss.{setting}", value, "a number over 0 up to 1")
+    below = f"a number above actor.policy_loss.clip_cov_lb = {loss.clip_cov_lb}"
+    _require(loss.clip_cov_lb < loss.clip_cov_ub, "actor.policy_loss.clip_cov_ub", loss.clip_cov_ub, below)
 
 
 def _check_data(c: Config) -> None:

@@ -189,6 +189,24 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyLossConfig:
+    """Which loss, and what only some of them read."""
+
+    loss_mode: Literal["vanilla", "gspo", "sapo", "geo_mean", "cispo", "gpg", "clip_cov", "kl_cov"] = "vanilla"
+    """PPO's clipped loss with the dual clip, or another one."""
+    clip_cov_ratio: float = 0.0002
+    """clip_cov: the share of a minibatch's tokens that lose their gradient."""
+    clip_cov_lb: float = 1.0
+    """clip_cov: they are drawn from those whose covariance of advantage and log-probability is above this,"""
+    clip_cov_ub: float = 5.0
+    """clip_cov: and below this."""
+    kl_cov_ratio: float = 0.0002
+    """kl_cov: the share of a minibatch's tokens, those of greatest covariance, with a KL penalty of their own."""
+    ppo_kl_coef: float = 0.1
+    """kl_cov: weight of that penalty."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ActorConfig(OptimizerConfig):
     """The policy's update; the minibatch settings hold for the critic as well."""
 
@@ -206,6 +224,11 @@ class ActorConfig(OptimizerConfig):
     """The greatest is 1 + this; outside, a token that would go on moving away has no gradient."""
     clip_ratio_c: float = 3.0
     """Dual clip: bounds the loss for negative advantages."""
+    policy_loss: PolicyLossConfig = field(default_factory=PolicyLossConfig)
+    tau_pos: float = 1.0
+    """sapo: steepness of the gate for positive advantages."""
+    tau_neg: float = 1.05
+    """sapo: and for the others."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus in the loss (nats per token)."""
     use_kl_loss: bool = False

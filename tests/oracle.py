@@ -152,6 +152,35 @@ def policy_loss_token(logp: float, old_logp: float, advantage: float, low: float
     return min(loss, -advantage * c) if advantage < 0 else loss
 
 
+def policy_loss_of_sequences(
+    logp: np.ndarray,
+    old: np.ndarray,
+    advantages: np.ndarray,
+    mask: np.ndarray,
+    ids: np.ndarray,
+    mode: str,
+    *,
+    low,
+    high,
+) -> np.ndarray:
+    """One loss for each sequence that has tokens, at the first of them: gspo's and geo_mean's by their papers."""
+    result = np.zeros(mask.shape)
+    for tokens in sequences(mask, ids):
+        if not tokens:
+            continue
+        r = [float(logp[i] - old[i]) for i in tokens]
+        a = [float(advantages[i]) for i in tokens]
+        if mode == "gspo":
+            s = np.exp(min(sum(r) / len(r), 10.0))
+            losses = [max(-x * s, -x * min(max(s, 1 - low), 1 + high)) for x in a]
+            result[tokens[0]] = sum(losses) / len(losses)
+        else:
+            signs = [np.sign(x) for x in a]
+            bounded = [sign * min(sign * x, sign * min(max(x, -low), high)) for sign, x in zip(signs, r, strict=True)]
+            result[tokens[0]] = -sum(a) / len(a) * np.exp(sum(bounded) / len(bounded))
+    return result
+
+
 def value_loss_token(value: float, old_value: float, ret: float, clip: float) -> float:
     clipped = min(max(value, old_value - clip), old_value + clip)
     return 0.5 * max((value - ret) ** 2, (clipped - ret) ** 2)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jaxppo.config import Config
 from jaxppo.models import Model
@@ -22,6 +22,7 @@ from jaxppo.rl.kl import kl_estimate
 from jaxppo.rl.losses import aggregate, explained_variance
 from jaxppo.rl.masked import keep, masked_mean, masked_variance, segment_sum
 from jaxppo.step.advantages import estimate_advantages
+from jaxppo.step.policy import choose_tokens
 from jaxppo.step.state import Experience, PackedBatch, Params, TrainState, microbatch
 
 ScoreStep = Callable[[TrainState, Params | None, PackedBatch], Experience]
@@ -31,6 +32,7 @@ def make_score_step(config: Config, model: Model, mesh: Mesh, critic_model: Mode
     """score(state, reference parameters, batch) -> Experience; the reference is None where no KL needs it."""
     critic = model if critic_model is None else critic_model
     temperature = config.rollout.temperature
+    draws = config.actor.policy_loss.loss_mode == "clip_cov"
 
     @jax.jit
     def logprobs_pass(params: Params, batch: PackedBatch) -> tuple[Array, Array]:
@@ -41,14 +43,23 @@ def make_score_step(config: Config, model: Model, mesh: Mesh, critic_model: Mode
         return each_microbatch(lambda micro: values(critic, params, micro), batch, mesh)
 
     @jax.jit
-    def experience_pass(coef: Array, batch: PackedBatch, *passes: Array | None) -> Experience:
-        return make_experience(config, coef, batch, *passes)
+    def experience_pass(
+        coef: Array,
+        key: Array | None,
+        batch: PackedBatch,
+        old_logp: Array,
+        ref_logp: Array,
+        value: Array | None,
+        entropy: Array,
+    ) -> Experience:
+        return make_experience(config, coef, batch, old_logp, ref_logp, value, entropy, key=key)
 
     def score(state: TrainState, ref_params: Params | None, batch: PackedBatch) -> Experience:
         old_logp, entropy = logprobs_pass(state.actor, batch)
         ref_logp = old_logp if ref_params is None else logprobs_pass(ref_params, batch)[0]
         value = values_pass(state.critic, batch) if config.needs_critic else None
-        return experience_pass(state.kl.coef, batch, old_logp, ref_logp, value, entropy)
+        key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), 2) if draws else None
+        return experience_pass(state.kl.coef, key, batch, old_logp, ref_logp, value, entropy)
 
     return score
 
@@ -61,11 +72,13 @@ def make_experience(
     ref_logp: Float[Array, "M K B T"],
     value: Float[Array, "M K B T"] | None,
     entropy: Float[Array, "M K B T"],
+    *,
+    key: PRNGKeyArray | None = None,
 ) -> Experience:
     """Token rewards, advantages and returns of a whole batch.
 
     reward[t] = score at the last response token - coef * KL[t] where use_kl_in_reward.
-    `value` is None without a critic.
+    `value` is None without a critic; `key` is for what is drawn at random, and None where nothing is.
     """
     algorithm, mask, segments = config.algorithm, batch.mask, batch.segment_ids
     kl = kl_estimate(old_logp, ref_logp, algorithm.kl_penalty)
@@ -82,6 +95,7 @@ def make_experience(
         returns=returns,
         kl=_mean(kl, batch, "seq-mean-token-mean"),
         importance=None,
+        chosen=choose_tokens(config.actor.policy_loss, key, old_logp, advantages, mask),
         metrics={},
     )
     metrics = _metrics(config, experience, rewards, entropy)

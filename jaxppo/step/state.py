@@ -82,6 +82,8 @@ class Experience:
     """Mean over sequences of the token-mean KL to the reference, of the kind used in the reward."""
     importance: Float[Array, "M K B T"] | None
     """Weights of the policy loss against the engine's mismatch; None where rollout_correction is off."""
+    chosen: Bool[Array, "M K B T"] | None
+    """Tokens that clip_cov or kl_cov treats apart; None with another policy loss."""
     metrics: dict[str, jax.Array]
 
 

@@ -21,9 +21,10 @@ from jaxppo.models.heads import values
 from jaxppo.models.logprobs import token_logprobs
 from jaxppo.parallel.mesh import replicated
 from jaxppo.rl.kl import kl_estimate
-from jaxppo.rl.losses import aggregate, policy_loss, value_loss
+from jaxppo.rl.losses import aggregate, value_loss
 from jaxppo.step.init import kl_controller, state_shardings
 from jaxppo.step.optimizer import learning_rate, make_optimizer
+from jaxppo.step.policy import token_policy_loss
 from jaxppo.step.state import Experience, Params, TrainState, microbatch
 
 Metrics = dict[str, Array]
@@ -79,7 +80,7 @@ def make_update_step(config: Config, model: Model, mesh: Mesh, critic_model: Mod
 
 
 def make_actor_loss(config: Config, model: Model) -> Loss:
-    """The clipped policy loss, minus the entropy bonus, plus the KL loss: aggregated to (sum, count)."""
+    """The policy loss, minus the entropy bonus, plus the KL loss: aggregated to (sum, count)."""
     actor, norm_length = config.actor, config.data.max_response_length
     # verl's shortcut: with one optimizer step per PPO step the policy is still the one that was scored
     on_policy = actor.ppo_epochs * config.minibatches_per_epoch == 1
@@ -87,15 +88,7 @@ def make_actor_loss(config: Config, model: Model) -> Loss:
     def loss(params: Params, micro: Experience) -> tuple[Array, tuple[Array, Means]]:
         batch = micro.batch
         logp, entropy = token_logprobs(model, params, batch, config.rollout.temperature)
-        policy = policy_loss(
-            logp,
-            jax.lax.stop_gradient(logp) if on_policy else micro.old_logp,
-            micro.advantages,
-            batch.mask,
-            clip_low=actor.clip_ratio_low,
-            clip_high=actor.clip_ratio_high,
-            clip_c=actor.clip_ratio_c,
-        )
+        policy = token_policy_loss(actor, logp, jax.lax.stop_gradient(logp) if on_policy else micro.old_logp, micro)
         weighted = policy.loss if micro.importance is None else policy.loss * micro.importance
         terms = {"pg_loss": (1.0, weighted)}
         if actor.entropy_coeff != 0:
@@ -123,6 +116,7 @@ def make_critic_loss(config: Config, model: Model) -> Loss:
 
     def loss(params: Params, micro: Experience) -> tuple[Array, tuple[Array, Means]]:
         batch = micro.batch
+        assert micro.values is not None  # they were scored for the critic
         value = value_loss(
             values(model, params, batch),
             micro.values,
