@@ -44,7 +44,7 @@ def score_and_kill(**sample):
 @pytest.fixture(scope="module", autouse=True)
 def no_plots():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "plot", lambda *_: None)
+        patch.setattr(trainer, "plot_or_say", lambda *_: None)
         yield
 
 
@@ -139,7 +139,7 @@ def test_a_run_killed_with_9_goes_on(config, whole, tmp_path):
     reward = tmp_path / "reward.py"
     reward.write_text(Path(config.reward.function.partition(":")[0]).read_text() + KILLER)
     config = change(config, "trainer", output_dir=str(tmp_path / "run"))
-    config = change(config, "reward", function=f"{reward}:score_and_kill")
+    config = change(config, "reward", function=f"{reward}:score_and_kill", num_workers=0)
     (tmp_path / "settings.py").write_text(f"from jaxppo.config import *\n\n\ndef config():\n    return {config!r}\n")
     # `python -m jaxppo.train` as the tests import it: so it finds their compiled programs
     code = "import runpy, tests.conftest; runpy.run_module('jaxppo.train', run_name='__main__')"
