@@ -84,7 +84,7 @@ def in_words(kind: Any) -> str:
     if arguments:
         return " or ".join(map(in_words, arguments))
     words = {bool: "True or False", int: "an integer of 32 bits", float: "a number", str: "a string", NoneType: "None"}
-    return words.get(kind, f"{kind.__module__}.{kind.__name__}")
+    return words.get(kind, f"jaxppo.config.{kind.__name__}")
 
 
 def _require(valid: bool, setting: str, value: Any, valid_values: str) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "jaxppo"
-ROOMS = ["config", "checks", "rl", "models", "parallel", "step", "rollout", "data", "rewards", "run", "cli", "train"]
+ROOMS = ["config_algorithm", "config", "checks"]
+ROOMS += ["rl", "models", "parallel", "step", "rollout", "data", "rewards", "run", "cli", "train"]
 FILES = sorted(PACKAGE.rglob("*.py"))
 RL_MAY_USE = {"jax", "jaxtyping", "flax", "dataclasses", "math", "typing"}
 

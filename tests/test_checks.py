@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxppo import config
+from jaxppo import config, config_algorithm
 from jaxppo.checks import check, settings
 from jaxppo.config import ActorConfig, Config, ConfigError, DataConfig
 
@@ -196,7 +196,8 @@ def test_every_setting_is_known_by_name():
 def test_every_setting_has_a_line_of_help():
     """--help shows the docstring under a field."""
     missing = []
-    for section in ast.parse(Path(config.__file__).read_text()).body:
+    sources = [Path(module.__file__).read_text() for module in (config, config_algorithm)]
+    for section in ast.parse("\n".join(sources)).body:
         body = section.body if isinstance(section, ast.ClassDef) else []
         for field, following in itertools.pairwise([*body, ast.Pass()]):
             documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
