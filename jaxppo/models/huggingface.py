@@ -14,15 +14,18 @@ from safetensors.numpy import save_file
 
 from jaxppo.config import UserError
 from jaxppo.models.config import Architecture
+from jaxppo.models.heads import abstract_value_head
 from jaxppo.models.parameters import Params, at, build_tree, declare
 
 SHARD_BYTES = 4 << 30
 CARRIED_FILES = ("generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt",
                  "added_tokens.json", "chat_template*")  # fmt: skip
+VALUE_HEAD = {"score.weight": "kernel", "score.bias": "bias"}
+"""The value head's names in a folder, each with one label in front, and in the parameter tree."""
 ARCHITECTURES = {"llama": "Llama", "qwen2": "Qwen2"}
 
 
-def resolve_folder(path: str) -> Path:
+def resolve_folder(path: str, setting: str = "model.path") -> Path:
     """A local folder as it is; otherwise the hub id's safetensors, JSON and tokenizer files, downloaded once.
 
     Raises UserError where there is neither.
@@ -36,7 +39,7 @@ def resolve_folder(path: str) -> Path:
         return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"model.path = {path}: not a folder, and not to be had from the hub ({reason})") from None
+        raise UserError(f"{setting} = {path}: not a folder, and not to be had from the hub ({reason})") from None
 
 
 def to_hf(architecture: Architecture, params: Params) -> Iterator[tuple[str, Any]]:
@@ -52,31 +55,42 @@ def to_hf(architecture: Architecture, params: Params) -> Iterator[tuple[str, Any
             yield p.name, x.reshape(p.flat)
 
 
-def load_params(folder: Path, architecture: Architecture, dtype: Any) -> Params:
-    """The folder's parameters as host arrays. Raises UserError naming what is missing, unexpected or misshapen."""
-    files = _tensor_files(folder)
+def load_params(folder: Path, architecture: Architecture, dtype: Any, *, critic: bool = False) -> Params:
+    """The folder's parameters as host arrays. Raises UserError naming what is missing, unexpected or misshapen.
+
+    A critic gets a value head, float32: the folder's `score`, as an exported critic or a classifier of one label has
+    it, or zeros. Its output matrix, which it does not use, may be missing: zeros.
+    """
+    setting = "critic.path" if critic else "model.path"
+    files = _tensor_files(folder, setting)
     expected = {
         name: p.flat
         for p in declare(architecture).values()
         for name in ([p.name.format(layer=i) for i in range(architecture.num_layers)] if p.stacked else [p.name])
     }
-    if missing := sorted(expected.keys() - files.keys()):
-        raise UserError(f"model.path = {folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    optional = {"lm_head.weight", *VALUE_HEAD} if critic else set()
+    if critic:
+        value_head = abstract_value_head(architecture)
+        expected |= {name: (1, *value_head[key].shape) for name, key in VALUE_HEAD.items()}
+    if missing := sorted(expected.keys() - files.keys() - optional):
+        raise UserError(f"{setting} = {folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
     extra = sorted(files.keys() - expected.keys() - {"lm_head.weight"})
     if extra := [name for name in extra if not name.endswith("rotary_emb.inv_freq")]:
-        raise UserError(f"model.path = {folder}: {len(extra)} unexpected tensors, the first is {extra[0]}")
+        raise UserError(f"{setting} = {folder}: {len(extra)} unexpected tensors, the first is {extra[0]}")
 
-    def read(name: str) -> np.ndarray:
+    def read(name: str, dtype: Any = dtype) -> np.ndarray:
+        if name not in files:
+            return np.zeros(expected[name], dtype)
         with safe_open(files[name], "np") as file:
             tensor = file.get_tensor(name)
         if tensor.shape != expected.get(name, tensor.shape):
-            raise UserError(f"model.path = {folder}: {name} is {tensor.shape}, config.json means {expected[name]}")
+            raise UserError(f"{setting} = {folder}: {name} is {tensor.shape}, it must be {expected[name]}")
         return tensor.astype(dtype)
 
     claims_tied = architecture.tied_embeddings and "lm_head.weight" in files
     if claims_tied and not np.array_equal(read("lm_head.weight"), read("model.embed_tokens.weight")):
         raise UserError(
-            f"model.path = {folder}: config.json says tie_word_embeddings = true, but lm_head.weight differs "
+            f"{setting} = {folder}: config.json says tie_word_embeddings = true, but lm_head.weight differs "
             "from the embeddings: set it to false"
         )
     leaves = {}
@@ -86,17 +100,19 @@ def load_params(folder: Path, architecture: Architecture, dtype: Any) -> Params:
         else:
             leaves[path] = read(p.name)
         leaves[path] = leaves[path].reshape(p.shape)
+    if critic:
+        leaves |= {("value_head", key): read(name, np.float32)[0] for name, key in VALUE_HEAD.items()}
     return build_tree(leaves)
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
+def _tensor_files(folder: Path, setting: str) -> dict[str, Path]:
     """The file of each tensor."""
     files: dict[str, Path] = {}
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         pickled = sorted(folder.glob("*.bin"))
         hint = f"; {pickled[0].name} is a pickle, which is not read: convert it" if pickled else ""
-        raise UserError(f"model.path = {folder}: no *.safetensors in it{hint}")
+        raise UserError(f"{setting} = {folder}: no *.safetensors in it{hint}")
     for path in paths:
         try:
             with safe_open(path, "np") as file:
@@ -117,7 +133,7 @@ def save_folder(
     """Writes what transformers and vLLM load: weights in `dtype`, config, tokenizer and chat template.
 
     `source` is the folder that the model came from: its config.json and tokenizer go along. A critic
-    (parameters with a value head) becomes a token classifier with one label, its head `score`.
+    (parameters with a value head) becomes a token classifier with one label, its head `score`; critic.path reads it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = to_hf(architecture, params)
@@ -126,7 +142,7 @@ def save_folder(
     if "value_head" in params:
         task = "ForTokenClassification"
         head = params["value_head"]
-        score = [("score.weight", head["kernel"][None]), ("score.bias", head["bias"][None])]
+        score = [(name, head[key][None]) for name, key in VALUE_HEAD.items()]
         tensors = [(name, x) for name, x in tensors if name != "lm_head.weight"] + score
         config |= {"num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     config.pop("torch_dtype", None)

@@ -75,7 +75,7 @@ def build(config: Config) -> Run:
     actor_model = _model(config, str(folder), mesh)
     if actor_model.attention != "xla":
         verify_kernels(actor_model.attention)
-    critic_path = folder if config.critic.path is None else resolve_folder(config.critic.path)
+    critic_path = folder if config.critic.path is None else resolve_folder(config.critic.path, "critic.path")
     critic_model = _model(config, str(critic_path), mesh)
     if critic_model.config.vocab_size != actor_model.config.vocab_size:
         raise ConfigError(
@@ -200,12 +200,13 @@ def _model(config: Config, folder: str, mesh: Mesh) -> Model:
     )
 
 
-def _base_params(config: Config, model: Model, folder: str, salt: int) -> Params:
+def _base_params(config: Config, model: Model, folder: str, salt: int, *, critic: bool = False) -> Params:
     """The parameters that training starts from; `salt` tells random networks apart."""
-    if config.model.init == "random":
-        key = jax.random.fold_in(jax.random.key(config.trainer.seed), salt)
-        return init_params(model.config, key, model.param_dtype)
-    return load_params(resolve_folder(folder), model.config, model.param_dtype)
+    if config.model.init == "pretrained":
+        return load_params(resolve_folder(folder), model.config, model.param_dtype, critic=critic)
+    key = jax.random.fold_in(jax.random.key(config.trainer.seed), salt)
+    params = init_params(model.config, key, model.param_dtype)
+    return {**params, "value_head": init_value_head(model.config)} if critic else params
 
 
 def _first_state(
@@ -215,9 +216,7 @@ def _first_state(
     actor_params = jax.device_put(_base_params(config, actor, folder, 0), shardings.actor)
     critic_params = None
     if config.needs_critic:
-        backbone = _base_params(config, critic, critic_folder, 1)
-        critic_params = {**backbone, "value_head": init_value_head(critic.config)}
-        critic_params = jax.device_put(critic_params, shardings.critic)
+        critic_params = jax.device_put(_base_params(config, critic, critic_folder, 1, critic=True), shardings.critic)
     init = jax.jit(partial(init_state, config), out_shardings=shardings, donate_argnums=(0, 1))
     return init(actor_params, critic_params, jax.random.key(config.trainer.seed))
 

@@ -11,8 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 from jaxppo.config import UserError
 from jaxppo.models import load
+from jaxppo.models.config import Architecture
 from jaxppo.models.heads import init_value_head
-from jaxppo.models.huggingface import save_folder
+from jaxppo.models.huggingface import load_params, save_folder
 from tests.models.test_transformers_parity import FAMILIES, GOLDENS
 
 
@@ -99,6 +100,33 @@ def test_a_critic_is_exported_as_a_token_classifier(tmp_path):
     assert tensors["score.bias"].shape == (1,)
     assert "lm_head.weight" not in tensors
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["LlamaForTokenClassification"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_exported_critic_is_read_back_with_its_value_head(name, tmp_path):
+    """All of it bit for bit but an output matrix of its own, which a critic does not use."""
+    model = load(GOLDENS / name)
+    kernel = jnp.linspace(-1, 1, model.config.hidden_size, dtype=jnp.float32)
+    critic = {**model.params, "value_head": {"kernel": kernel, "bias": jnp.float32(0.3)}}
+    save_folder(tmp_path, model.config, critic, GOLDENS / name, "float32")
+    got = load_params(tmp_path, Architecture.from_folder(tmp_path), np.float32, critic=True)
+    if "head" in critic:
+        critic["head"] = np.zeros_like(critic["head"])
+    jax.tree.map(np.testing.assert_array_equal, got, critic)
+
+
+def test_a_critic_of_a_language_model_starts_from_0_and_one_of_two_labels_is_refused(copy):
+    folder = copy("llama_yarn")
+    architecture = Architecture.from_folder(folder)
+    got = load_params(folder, architecture, jnp.bfloat16, critic=True)
+    assert got["value_head"]["kernel"].dtype == np.float32
+    assert not got["value_head"]["kernel"].any()
+    assert got["head"].any()
+    edit(folder, lambda t: t.update({"score.weight": np.ones((2, 24), np.float32)}))
+    with pytest.raises(UserError, match=r"critic\.path = .*: score\.weight is \(2, 24\), it must be \(1, 24\)"):
+        load_params(folder, architecture, np.float32, critic=True)
+    with pytest.raises(UserError, match=r"model\.path = .*: 1 unexpected tensors, the first is score\.weight"):
+        load_params(folder, architecture, np.float32)
 
 
 def test_float32_is_exported_as_it_is(tmp_path):
