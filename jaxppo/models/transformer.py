@@ -153,8 +153,9 @@ class Model:
 
         return KVCache(k=empty(), v=empty())
 
-    def _own(self, *caches: Array) -> list[Array]:
-        return [self.mesh.own_kv_heads(x, self.config.num_kv_heads) for x in caches]
+    def _own(self, k: Array, v: Array) -> tuple[Array, Array]:
+        heads = self.config.num_kv_heads
+        return self.mesh.own_kv_heads(k, heads), self.mesh.own_kv_heads(v, heads)
 
     def head(self, params: Params) -> Float[Array, "V D"]:
         """The output embedding; the input's where they are tied."""

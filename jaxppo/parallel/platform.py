@@ -47,7 +47,7 @@ def keep_compilations() -> None:
     """
     import jax
 
-    if jax.default_backend() == "gpu" and jax.config.jax_compilation_cache_dir is None:
+    if jax.default_backend() == "gpu" and jax.config.values["jax_compilation_cache_dir"] is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
         jax.config.update("jax_compilation_cache_dir", str(cache / "jaxppo" / "xla"))
 
