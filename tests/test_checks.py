@@ -2,13 +2,14 @@
 
 import ast
 import dataclasses
+import inspect
 import itertools
 import math
+import typing
 from pathlib import Path
 
 import pytest
 
-from jaxppo import config, config_algorithm
 from jaxppo.checks import check, settings
 from jaxppo.config import ActorConfig, Config, ConfigError, DataConfig
 
@@ -193,15 +194,20 @@ def test_every_setting_is_known_by_name():
     assert "algorithm.kl_ctrl" not in found
 
 
-def test_every_setting_has_a_line_of_help():
+def sections(kind: type = Config) -> list[type]:
+    """A section and all below it."""
+    below = [k for k in typing.get_type_hints(kind).values() if isinstance(k, type) and dataclasses.is_dataclass(k)]
+    return [kind, *(section for k in below for section in sections(k))]
+
+
+@pytest.mark.parametrize("section", sections(), ids=lambda s: s.__name__)
+def test_every_setting_has_a_line_of_help(section):
     """--help shows the docstring under a field."""
+    (body,) = ast.parse(inspect.getsource(section)).body
     missing = []
-    sources = [Path(module.__file__).read_text() for module in (config, config_algorithm)]
-    for section in ast.parse("\n".join(sources)).body:
-        body = section.body if isinstance(section, ast.ClassDef) else []
-        for field, following in itertools.pairwise([*body, ast.Pass()]):
-            documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-            is_setting = isinstance(field, ast.AnnAssign) and not ast.unparse(field.annotation).endswith("Config")
-            if is_setting and not documented:
-                missing.append(f"{section.name}: {ast.unparse(field.target)}")
+    for field, following in itertools.pairwise([*body.body, ast.Pass()]):
+        documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+        is_setting = isinstance(field, ast.AnnAssign) and not ast.unparse(field.annotation).endswith("Config")
+        if is_setting and not documented:
+            missing.append(ast.unparse(field.target))
     assert missing == []
