@@ -105,10 +105,16 @@ class Model:
         return hidden, keys, values
 
     def decoding_params(self, params: Params) -> Params:
-        """The parameters as `decode` takes them: each layer's apart, cast to the compute dtype once."""
-        layers = [jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(self.config.num_layers)]
-        embeddings = {name: params[name].astype(self.dtype) for name in ("embed", "head") if name in params}
-        return params | embeddings | {"layers": [self._cast(weights) for weights in layers]}
+        """The parameters as `decode` takes them: each layer's apart, cast to the compute dtype and gathered once."""
+        layers = [
+            self._whole({name: x[i] for name, x in params["layers"].items()}) for i in range(self.config.num_layers)
+        ]
+        embeddings = {
+            name: self.constrain(params[name].astype(self.dtype), ("vocab", "embed"))
+            for name in ("embed", "head")
+            if name in params
+        }
+        return params | embeddings | {"layers": layers}
 
     def decode(
         self,
@@ -179,22 +185,25 @@ class Model:
         cos, sin = rope_angles(positions, self.config.head_dim, self.config.rope)
         x = self.collectives.lookup(params["embed"], tokens, self.dtype)
         x = self.constrain(x, ("batch", "seq", "embed"))
-        axes = parameter_axes(self.config)["layers"]
 
         def layer(x: Array, weights: Params) -> tuple[Array, Any]:
             # cast here, a layer at a time: no copy of all parameters in the compute dtype ever exists
-            w = self._cast(weights)
-            w = {name: self.collectives.gather(a, axes[name][1:]) for name, a in w.items()}
-            return self._layer(w, x, cos, sin, attend)
+            return self._layer(self._whole(weights), x, cos, sin, attend)
 
         body = checkpointed(layer, self.remat, prevent_cse=self.unroll)
         x, kept = jax.lax.scan(body, x, params["layers"], unroll=self.unroll)
         norm = self.collectives.gather(params["norm"], ("embed",))
         return rms_norm(x, norm, self.config.rms_norm_eps), kept
 
-    def _cast(self, weights: Params) -> Params:
-        """A layer's weights in the compute dtype; those of norms stay as they are."""
-        return {name: x if "norm" in name else x.astype(self.dtype) for name, x in weights.items()}
+    def _whole(self, weights: Params) -> Params:
+        """A layer's weights in the compute dtype (those of norms stay as they are), whole in their embed dimension."""
+
+        def whole(name: str, x: Array) -> Array:
+            axes = parameter_axes(self.config)["layers"][name][1:]
+            x = x if "norm" in name else x.astype(self.dtype)
+            return self.constrain(self.collectives.gather(x, axes), axes)
+
+        return {name: whole(name, x) for name, x in weights.items()}
 
     def _layer(self, w: Params, x: Array, cos: Array, sin: Array, attend: Attend) -> tuple[Array, Any]:
         mixed, kept = self._attention(w, x, cos, sin, attend)

@@ -54,8 +54,8 @@ class Engine(Protocol):
         """
         ...
 
-    def publish(self, params: Any, version: int) -> None:
-        """Sample from these actor parameters from now on."""
+    def publish(self, params: Any, version: int) -> int:
+        """Sample from these actor parameters from now on. Returns the bytes that each device copied for it."""
         ...
 
     def sleep(self) -> None:

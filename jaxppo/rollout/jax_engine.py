@@ -38,8 +38,10 @@ class JaxEngine:
         self._version = -1
         self._programs: dict[Shape, Callable] = {}
 
-    def publish(self, params: Any, version: int) -> None:
+    def publish(self, params: Any, version: int) -> int:
+        """Copies nothing: `generate` reads the trainer's arrays, and gathers what fsdp has split while it runs."""
         self._params, self._version = params, version
+        return 0
 
     def sleep(self) -> None:
         """Nothing to give back: its weights are the trainer's, and its caches live inside `generate`."""

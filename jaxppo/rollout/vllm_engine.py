@@ -46,8 +46,8 @@ class VLLMEngine:
         self._version: int | None = None
         self._asleep: set[str] = set()
 
-    def publish(self, params: Any, version: int) -> None:
-        """Sample from these actor parameters from now on.
+    def publish(self, params: Any, version: int) -> int:
+        """Sample from these actor parameters from now on. Returns the bytes that were handed over.
 
         Raises ValueError for a version that is not newer than the engine's (asleep without weights: not older),
         and WeightsError where engine and parameters do not match name by name.
@@ -58,9 +58,18 @@ class VLLMEngine:
             raise ValueError(f"weights version {version} was published, but the engine has version {self._version}")
         self._version = None
         self._wake_up("weights")
-        self._backend.load(self._to_buckets(params), seed=version)
+        handed = 0
+
+        def counted() -> Buckets:
+            nonlocal handed
+            for bucket in self._to_buckets(params):
+                handed += sum(array.nbytes for array in bucket.values())
+                yield bucket
+
+        self._backend.load(counted(), seed=version)
         self._backend.reset_prefix_cache()  # it holds keys and values of the old weights
         self._version = version
+        return handed
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, key: jax.Array) -> list[Completion]:
         """See Engine. Raises RuntimeError where no weights were published, or sleep dropped them since."""

@@ -132,7 +132,7 @@ def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
         device_metrics = jax.device_get(device_metrics)
         jax.block_until_ready(state)
     with watch("publish"):
-        run.engine.publish(state.actor, step)
+        metrics["perf/publish_bytes"] = float(run.engine.publish(state.actor, step))
     with watch("offload"):
         state = send_away(state, config.rollout.offload)
     metrics |= {name: float(x) for name, x in device_metrics.items()}

@@ -58,12 +58,12 @@ def as_dict(state: TrainState) -> dict[str, Any]:
 
 
 def differences(actual: Any, expected: Any) -> dict[str, float]:
-    """Of each leaf, relative to its largest element; of metrics, to 0.02 at least."""
+    """Of each leaf, relative to its largest element; of metrics, which are differences of numbers near 4, to 0.1."""
     flat, _ = jax.tree.flatten_with_path(expected)
     found = {}
     for (path, want), got in zip(flat, jax.tree.leaves(actual), strict=True):
         name, want, got = jax.tree_util.keystr(path), np.asarray(want), np.asarray(got)
-        floor = 0.02 if "metrics" in name else 1e-3
+        floor = 0.1 if "metrics" in name else 1e-3
         found[name] = float(np.abs(got - want).max() / max(np.abs(want).max(), floor))
     return found
 
@@ -91,10 +91,12 @@ def test_a_mesh_does_not_change_the_step(shape, worlds, one):
         assert_same(worlds[shape].step(), one, 1e-11)
 
 
+@pytest.mark.slow
 def test_in_float32():
     assert_same(World((1, 2, 2, 2), "float32").step(), World(ONE, "float32").step(), 1e-5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_8_devices_goes_on_on_2_and_on_1(worlds, one, tmp_path):
     def restored_step(world: World) -> dict[str, Any]:
         layouts = jax.tree.map(

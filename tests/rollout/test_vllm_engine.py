@@ -65,7 +65,7 @@ def test_every_publish_loads_all_then_resets_the_prefix_cache_once():
     engine, recorder = make()
     for step in (1, 2):
         recorder.calls.clear()
-        engine.publish(parameters(step), step)
+        assert engine.publish(parameters(step), step) == 4 * (2 * 3 + 3)
         assert recorder.calls == ["load", "reset_prefix_cache"]
         assert recorder.loaded == {"w": ((2, 3), jnp.float32, 6.0 * step), "b": ((3,), jnp.float32, 0.0)}
         completions = engine.generate(PROMPTS, SAMPLING, jax.random.key(0))

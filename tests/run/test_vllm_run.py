@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxppo.models import Architecture, load
+from jaxppo.models.parameters import count_params
 from jaxppo.rollout.engine import Sampling
 from jaxppo.rollout.jax_engine import JaxEngine
 from jaxppo.rollout.vllm_engine import VLLMEngine
@@ -44,7 +45,7 @@ def test_three_steps_with_the_engines_side_by_side(config, monkeypatch):
     publish, seen = VLLMEngine.publish, []
 
     def publish_and_compare(self, params, version):
-        publish(self, params, version)
+        published = publish(self, params, version)
         builtin.publish(params, version)
         theirs, ours = (e.generate(PROMPTS, GREEDY, jax.random.key(0)) for e in (self, builtin))
         for a, b in zip(ours, theirs, strict=True):
@@ -52,6 +53,7 @@ def test_three_steps_with_the_engines_side_by_side(config, monkeypatch):
             np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-3)
             assert b.weights_version == version
         seen.append([c.tokens.tolist() for c in theirs])
+        return published
 
     monkeypatch.setattr(VLLMEngine, "publish", publish_and_compare)
     state = trainer.train(config)
@@ -65,6 +67,7 @@ def test_three_steps_with_the_engines_side_by_side(config, monkeypatch):
         assert line["training/rollout_logp_diff_max"] < 1e-3
         assert line["training/rollout_probs_diff_max"] < 1e-3
         assert "timing_s/publish" in line
+        assert line["perf/publish_bytes"] == 4 * count_params(architecture)
 
 
 def test_what_does_not_match_stops_the_run(config, monkeypatch, tmp_path):
