@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
-from jaxppo.checks import check_types, settings
+from jaxppo.checks import check_types, in_words, settings
 from jaxppo.config import Config, ConfigError, UserError, did_you_mean
 
 BOOLEANS = {"true": True, "false": False}
 
 
 def load_config(arguments: Sequence[str]) -> Config:
-    """Reads `--config FILE` and the overrides. Raises UserError; tyro itself exits for a bad value or --help."""
+    """Reads `--config FILE` and the overrides. Raises UserError; tyro itself exits for --help."""
     given, rest = split_config_flag(arguments)
     rest = to_flags(rest)
     if given is None and not {"--help", "-h"} & set(rest):
@@ -70,11 +70,14 @@ def to_flags(arguments: Sequence[str]) -> list[str]:
                 raise UserError(f"{flag} {value}: valid is True or False")
             found.append(flag if BOOLEANS[value.lower()] else _negated(flag))
         else:
-            found.append(flag + equals + value)
-            most = 0 if equals or kinds[flag] is NoneType else _most_values(kinds[flag])
-            while given and most > 0 and not given[0].startswith("--") and not _is_assignment(given[0], kinds):
-                found.append(given.popleft())
-                most -= 1
+            item, least, most = _takes(kinds[flag])
+            values = [value] if equals else []
+            while given and len(values) < most and not _starts_a_setting(given[0], kinds):
+                values.append(given.popleft())
+            if len(values) < least or not all(_reads(x, item) for x in values):
+                near = did_you_mean(" ".join(values), map(str, typing.get_args(item)))
+                raise UserError(f"{' '.join([flag, *values])}: valid is {in_words(kinds[flag])}{near}")
+            found += [word.replace(name, flag)] if equals else [flag, *values]
     return found
 
 
@@ -89,12 +92,31 @@ def _negated(flag: str) -> str:
     return f"{section}.no-{name}"
 
 
-def _most_values(kind: Any) -> float:
-    """How many values a flag takes."""
+def _takes(kind: Any) -> tuple[Any, float, float]:
+    """The type of a flag's values, and the least and the greatest number of them."""
     arguments = typing.get_args(kind)
     if typing.get_origin(kind) is not tuple:
-        return 1
-    return math.inf if arguments[-1] is ... else len(arguments)
+        return (kind, 0, 0) if kind is NoneType else (kind, 1, 1)
+    return (arguments[0], 0, math.inf) if arguments[-1] is ... else (arguments[0], len(arguments), len(arguments))
+
+
+def _reads(word: str, kind: Any) -> bool:
+    """Whether a word is a value of a type."""
+    if typing.get_origin(kind) is Literal:
+        return word in map(str, typing.get_args(kind))
+    if alternatives := typing.get_args(kind):  # X | None
+        return any(_reads(word, x) for x in alternatives)
+    if kind is NoneType:
+        return word == "None"
+    try:
+        kind(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _starts_a_setting(word: str, flags: Iterable[str]) -> bool:
+    return word.startswith("--") or _is_assignment(word, flags)
 
 
 def _is_assignment(word: str, flags: Iterable[str]) -> bool:

@@ -1,10 +1,12 @@
 """The command line: a config file, overrides, and one line with exit status 2 for every mistake."""
 
 import dataclasses
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
+from jaxppo.checks import settings
 from jaxppo.cli import load_config, to_flags
 from jaxppo.config import Config, UserError
 from jaxppo.train import main
@@ -170,6 +172,8 @@ def test_a_config_files_wrong_type_is_named_in_one_line(fails, config):
         ("--actor.betas 0.8 0.9 --actor.lr=1e-4", "--actor.betas 0.8 0.9 --actor.lr=1e-4"),
         ("--data.train_files a.parquet lr=1/b.parquet", "--data.train-files a.parquet lr=1/b.parquet"),
         ("--trainer.output-dir runs/lr=1", "--trainer.output-dir runs/lr=1"),
+        ("--actor.row_length=None --data.val-files", "--actor.row-length=None --data.val-files"),
+        ("--rollout.offload critic reference", "--rollout.offload critic reference"),
     ],
 )
 def test_other_tools_spellings_of_a_flag_are_read(given, flags):
@@ -185,6 +189,11 @@ def test_other_tools_spellings_of_a_flag_are_read(given, flags):
         ("--actor.use-kl-loss maybe", "maybe: settings are written as --section.setting VALUE"),
         ("--actor.use-kl-loss=maybe", "--actor.use-kl-loss maybe: valid is True or False"),
         ("--data.no-shuffle True", "True: settings are written as --section.setting VALUE"),
+        ("--actor.lr abc", "--actor.lr abc: valid is a number"),
+        ("--actor.lr --actor.betas 0.9 0.9", "--actor.lr: valid is a number"),
+        ("--actor.betas 0.9", "--actor.betas 0.9: valid is a tuple of 2, each a number"),
+        ("--actor.row-length=1.5", "--actor.row-length 1.5: valid is an integer of 32 bits or None"),
+        ("--model.dtype float3", "--model.dtype float3: valid is bfloat16, float32 (did you mean float32?)"),
         ("actor.lr=1e-4", "actor.lr=1e-4: write --actor.lr 1e-4"),
         ("+actor.use_kl_loss=True", "+actor.use_kl_loss=True: write --actor.use-kl-loss True"),
         ("--data.train-files a.parquet actor.lr=1e-4", "actor.lr=1e-4: write --actor.lr 1e-4"),
@@ -205,3 +214,12 @@ def test_a_boolean_override_counts(config, tmp_path):
     path = write(config, tmp_path)
     assert load_config(["--config", path, "--data.shuffle", "False"]).data.shuffle is False
     assert load_config(["--config", path, "--actor.use_kl_loss", "true"]).actor.use_kl_loss is True
+
+
+def test_every_setting_can_be_given_as_a_flag(config, tmp_path):
+    """All at once, each with the value that it has."""
+    flags = []
+    for name in settings():
+        value = attrgetter(name)(config)
+        flags += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+    assert load_config(["--config", write(config, tmp_path), *flags]) == config
