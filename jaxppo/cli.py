@@ -72,12 +72,12 @@ def to_flags(arguments: Sequence[str]) -> list[str]:
         else:
             item, least, most = _takes(kinds[flag])
             values = [value] if equals else []
-            while given and len(values) < most and not _starts_a_setting(given[0], kinds):
+            while given and not equals and len(values) < most and not _starts_a_setting(given[0], kinds):
                 values.append(given.popleft())
             if len(values) < least or not all(_reads(x, item) for x in values):
                 near = did_you_mean(" ".join(values), map(str, typing.get_args(item)))
                 raise UserError(f"{' '.join([flag, *values])}: valid is {in_words(kinds[flag])}{near}")
-            found += [word.replace(name, flag)] if equals else [flag, *values]
+            found += [f"{flag}={value}"] if equals else [flag, *values]
     return found
 
 
