@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxppo.config import MeshConfig
-from jaxppo.models import Params, abstract_params
+from jaxppo.models import Params
 from jaxppo.models.attention import packed_attention
 from jaxppo.models.logprobs import token_logprobs
 from jaxppo.parallel.collectives import collectives
@@ -24,6 +24,9 @@ LAYERS, VOCAB, MLP, EMBED, ROWS, TOKENS = 3, 88, 40, 32, 10, 36
 COLLECTIVE = re.compile(r"= (.*?) (all-gather|reduce-scatter|all-reduce|all-to-all|collective-permute)(-start)?\(")
 
 
+ONE = MeshConfig(data=1, fsdp=1)
+
+
 @flax.struct.dataclass
 class Rows:
     tokens: Any
@@ -33,23 +36,22 @@ class Rows:
 
 
 class Program:
-    """The gradient of the log-probabilities, compiled for 2 x 2 x 2 devices."""
+    """The gradient of the log-probabilities, compiled for a mesh."""
 
-    def __init__(self) -> None:
-        mesh = make_mesh(MeshConfig(fsdp=2, context=2, tensor=2))
-        model = on_mesh(tiny_model(vocab_size=VOCAB, intermediate_size=MLP, num_hidden_layers=LAYERS), mesh)
-        layouts = actor_shardings(model, mesh)
-        params = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract_params(model.config), layouts
-        )
-        ints = jax.ShapeDtypeStruct((ROWS, TOKENS), jnp.int32, sharding=row_sharding(mesh, 0))
-        rows = Rows(ints, ints, ints, jax.ShapeDtypeStruct(ints.shape, bool, sharding=ints.sharding))
+    def __init__(self, mesh_config: MeshConfig) -> None:
+        """Of a network with biases whose head is the embedding table."""
+        self.mesh = make_mesh(mesh_config, jax.devices()[: 1 if mesh_config == ONE else 8])
+        sizes = {"vocab_size": VOCAB, "intermediate_size": MLP, "num_hidden_layers": LAYERS}
+        network = tiny_model(**sizes, model_type="qwen2", tie_word_embeddings=True)
+        model, self.layouts = on_mesh(network, self.mesh), actor_shardings(network, self.mesh)
+        self.arrays = jax.device_put((network.params, random_rows()), (self.layouts, row_sharding(self.mesh, 0)))
 
         def loss(params: Params, rows: Rows) -> jax.Array:
-            logp, entropy = token_logprobs(model, params, rows, 1.0)
-            return (logp + entropy).sum()
+            logp, entropy = token_logprobs(model, params, rows, 0.7)
+            return (logp * rows.positions + entropy).sum()
 
-        self.text = jax.jit(jax.grad(loss), out_shardings=layouts).lower(params, rows).compile().as_text()
+        self.run = jax.jit(jax.grad(loss), out_shardings=self.layouts).lower(*self.arrays).compile()
+        self.text = self.run.as_text()
         # a group of one device exchanges nothing
         self.lines = [x for x in self.text.splitlines() if COLLECTIVE.search(x) and "replica_groups={{0}," not in x]
 
@@ -63,9 +65,25 @@ def shapes(text: str) -> list[tuple[int, ...]]:
     return [tuple(map(int, dims.split(","))) for dims in re.findall(r"(?:f|bf|s|pred)\d*\[([\d,]+)\]", text)]
 
 
+def random_rows() -> Rows:
+    """Segments of 7 tokens, of which 3 are the prompt; the last one, cut off, is padding."""
+    segment = np.arange(TOKENS) // 7 + 1
+    segment[segment == segment[-1]] = 0
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (ROWS, TOKENS))
+    position = np.arange(TOKENS) % 7
+    arrays = tokens, *(np.broadcast_to(x, tokens.shape) for x in (position, segment))
+    return Rows(*(x.astype(np.int32) for x in arrays), np.broadcast_to((position > 2) & (segment > 0), tokens.shape))
+
+
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return Program()
+    return Program(MeshConfig(fsdp=2, context=2, tensor=2))
+
+
+def test_gradients_are_those_of_one_device(program):
+    one = Program(ONE)
+    for got, want in zip(*(jax.tree.leaves(p.run(*p.arrays)) for p in (program, one)), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5 * float(jnp.abs(want).max()))
 
 
 LAYER = {(MLP // 2, EMBED), (EMBED, MLP // 2), (2, 8, EMBED), (1, 8, EMBED), (EMBED, 2, 8), (EMBED,)}
