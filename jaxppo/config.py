@@ -213,6 +213,26 @@ class Config:
         return self.algorithm.use_kl_in_reward or self.actor.use_kl_loss
 
     @property
+    def on_policy(self) -> bool:
+        """One optimizer step per PPO step: the policy that learns is still the one that sampled, every ratio is 1."""
+        return self.actor.ppo_epochs * self.minibatches_per_epoch == 1
+
+    @property
+    def needs_old_logp(self) -> bool:
+        """Whether anything before the update, or the update itself, reads the policy's old log-probabilities.
+
+        On policy they are what the update computes anyway, unless they enter the reward, weights of the loss, or the
+        choice of tokens; a critic warm-up has updates without a policy's.
+        """
+        return not (
+            self.on_policy
+            and not self.algorithm.use_kl_in_reward
+            and self.algorithm.rollout_correction.rollout_is == "none"
+            and self.actor.policy_loss.loss_mode not in ("clip_cov", "kl_cov")
+            and self.trainer.critic_warmup == 0
+        )
+
+    @property
     def sequences_per_step(self) -> int:
         return self.data.train_batch_size * self.rollout.n
 

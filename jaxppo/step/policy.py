@@ -40,7 +40,7 @@ def token_policy_loss(
 def choose_tokens(
     config: PolicyLossConfig,
     key: PRNGKeyArray | None,
-    logp: Float[Array, "M K B T"],
+    logp: Float[Array, "M K B T"] | None,
     advantages: Float[Array, "M K B T"],
     mask: Bool[Array, "M K B T"],
 ) -> Bool[Array, "M K B T"] | None:
@@ -56,7 +56,9 @@ def choose_tokens(
     match config.loss_mode:
         case "clip_cov":
             assert key is not None
+            assert logp is not None
             return jax.vmap(of_minibatch)(jax.random.split(key, len(mask)), logp, advantages, mask)
         case "kl_cov":
+            assert logp is not None
             return jax.vmap(of_minibatch, in_axes=(None, 0, 0, 0))(None, logp, advantages, mask)
     return None

@@ -47,16 +47,16 @@ def make_score_step(config: Config, model: Model, mesh: Mesh, critic_model: Mode
         coef: Array,
         key: Array | None,
         batch: PackedBatch,
-        old_logp: Array,
-        ref_logp: Array,
+        old_logp: Array | None,
+        ref_logp: Array | None,
         value: Array | None,
-        entropy: Array,
+        entropy: Array | None,
     ) -> Experience:
         return make_experience(config, coef, batch, old_logp, ref_logp, value, entropy, key=key)
 
     def score(state: TrainState, ref_params: Params | None, batch: PackedBatch) -> Experience:
-        old_logp, entropy = logprobs_pass(state.actor, batch)
-        ref_logp = old_logp if ref_params is None else logprobs_pass(ref_params, batch)[0]
+        old_logp, entropy = logprobs_pass(state.actor, batch) if config.needs_old_logp else (None, None)
+        ref_logp = None if ref_params is None else logprobs_pass(ref_params, batch)[0]
         value = values_pass(state.critic, batch) if config.needs_critic else None
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), 2) if draws else None
         return experience_pass(state.kl.coef, key, batch, old_logp, ref_logp, value, entropy)
@@ -68,20 +68,23 @@ def make_experience(
     config: Config,
     coef: Float[Array, ""],
     batch: PackedBatch,
-    old_logp: Float[Array, "M K B T"],
-    ref_logp: Float[Array, "M K B T"],
+    old_logp: Float[Array, "M K B T"] | None,
+    ref_logp: Float[Array, "M K B T"] | None,
     value: Float[Array, "M K B T"] | None,
-    entropy: Float[Array, "M K B T"],
+    entropy: Float[Array, "M K B T"] | None,
     *,
     key: PRNGKeyArray | None = None,
 ) -> Experience:
     """Token rewards, advantages and returns of a whole batch.
 
     reward[t] = score at the last response token - coef * KL[t] where use_kl_in_reward.
-    `value` is None without a critic; `key` is for what is drawn at random, and None where nothing is.
+    What is None was not computed, since nothing needs it; `key` is for what is drawn at random.
     """
     algorithm, mask, segments = config.algorithm, batch.mask, batch.segment_ids
-    kl = kl_estimate(old_logp, ref_logp, algorithm.kl_penalty)
+    if old_logp is None or ref_logp is None:
+        kl = jnp.zeros_like(batch.scores)
+    else:
+        kl = kl_estimate(old_logp, ref_logp, algorithm.kl_penalty)
     penalty = coef if algorithm.use_kl_in_reward else jnp.zeros_like(coef)
     rewards = token_rewards(batch.scores, kl, penalty, mask, segments)
     penalties = penalty * keep(kl, mask) if algorithm.use_kl_in_reward else jnp.zeros_like(rewards)
@@ -98,13 +101,15 @@ def make_experience(
         chosen=choose_tokens(config.actor.policy_loss, key, old_logp, advantages, mask),
         metrics={},
     )
-    metrics = _metrics(config, experience, rewards, entropy)
-    if config.needs_reference:
+    metrics = _metrics(experience, rewards)
+    if old_logp is not None and entropy is not None:
+        metrics |= _policy_metrics(config, batch, old_logp, entropy)
+    if old_logp is not None and ref_logp is not None:
         metrics["actor/reward_kl_penalty"] = experience.kl
     if algorithm.use_kl_in_reward:
         metrics["actor/reward_kl_penalty_coeff"] = coef
     correction = algorithm.rollout_correction
-    if correction.rollout_is != "none":
+    if correction.rollout_is != "none" and old_logp is not None:
         level, cap = correction.rollout_is, correction.threshold
         weights = importance_weights(old_logp, batch.rollout_logp, mask, segments, level=level, cap=cap)
         metrics |= {f"rollout_corr/rollout_is_{key}": x for key, x in _summary(weights, mask).items()}
@@ -112,28 +117,35 @@ def make_experience(
     return dataclasses.replace(experience, metrics=metrics)
 
 
-def _metrics(
-    config: Config, experience: Experience, rewards: Float[Array, "M K B T"], entropy: Float[Array, "M K B T"]
-) -> dict[str, Array]:
-    """verl's metrics of a batch before its update."""
+def _metrics(experience: Experience, rewards: Float[Array, "M K B T"]) -> dict[str, Array]:
+    """verl's metrics of rewards, advantages and values."""
     batch = experience.batch
     mask, segments = batch.mask, batch.segment_ids
-    probability_gap = jnp.abs(jnp.exp(experience.old_logp) - jnp.exp(batch.rollout_logp))
-    logp_gap = jnp.abs(experience.old_logp - batch.rollout_logp)
     summaries = {
         "critic/rewards/": segment_sum(rewards, mask, segments),
         "critic/advantages/": experience.advantages,
         "critic/returns/": experience.returns,
-        "training/rollout_probs_diff_": probability_gap,
-        "training/rollout_logp_diff_": logp_gap,
     }
     if experience.values is not None:
         summaries["critic/values/"] = experience.values
     metrics = {f"{name}{key}": x for name, y in summaries.items() for key, x in _summary(y, mask).items()}
-    metrics["training/rollout_probs_diff_std"] = jnp.sqrt(masked_variance(probability_gap, mask))
     metrics["critic/rewards/mean"] = _mean(rewards, batch, "seq-mean-token-sum")
     if experience.values is not None:
         metrics["critic/vf_explained_var"] = explained_variance(experience.values, experience.returns, mask)
+    return metrics
+
+
+def _policy_metrics(
+    config: Config, batch: PackedBatch, logp: Float[Array, "M K B T"], entropy: Float[Array, "M K B T"]
+) -> dict[str, Array]:
+    """Entropy, and how far the engine's log-probabilities and probabilities are from the trainer's."""
+    gaps = {
+        "training/rollout_probs_diff_": jnp.abs(jnp.exp(logp) - jnp.exp(batch.rollout_logp)),
+        "training/rollout_logp_diff_": jnp.abs(logp - batch.rollout_logp),
+    }
+    metrics = {f"{name}{key}": x for name, y in gaps.items() for key, x in _summary(y, batch.mask).items()}
+    variance = masked_variance(gaps["training/rollout_probs_diff_"], batch.mask)
+    metrics["training/rollout_probs_diff_std"] = jnp.sqrt(variance)
     metrics["actor/entropy"] = _mean(entropy, batch, config.actor.loss_agg_mode, config.data.max_response_length)
     return metrics
 

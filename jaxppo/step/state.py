@@ -70,9 +70,10 @@ class Experience:
     """A packed batch with everything that the losses need and that the update must not change."""
 
     batch: PackedBatch
-    old_logp: Float[Array, "M K B T"]
-    ref_logp: Float[Array, "M K B T"]
-    """Equal to old_logp where no KL to the reference is used."""
+    old_logp: Float[Array, "M K B T"] | None
+    """None where nothing needs them (Config.needs_old_logp)."""
+    ref_logp: Float[Array, "M K B T"] | None
+    """None where no KL to the reference is used."""
     values: Float[Array, "M K B T"] | None
     """None without a critic."""
     advantages: Float[Array, "M K B T"]

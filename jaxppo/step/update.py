@@ -22,6 +22,7 @@ from jaxppo.models.logprobs import token_logprobs
 from jaxppo.parallel.mesh import replicated
 from jaxppo.rl.kl import kl_estimate
 from jaxppo.rl.losses import aggregate, value_loss
+from jaxppo.rl.masked import masked_sum
 from jaxppo.step.init import kl_controller, state_shardings
 from jaxppo.step.optimizer import learning_rate, make_optimizer
 from jaxppo.step.policy import token_policy_loss
@@ -70,7 +71,7 @@ def make_update_step(config: Config, model: Model, mesh: Mesh, critic_model: Mod
             step=state.step + 1,
         )
         metrics = {f"critic/{name}": x for name, x in critic_metrics.items()}
-        metrics |= {f"actor/{name}": x for name, x in actor_metrics.items()}
+        metrics |= {f"{'training' if 'rollout' in name else 'actor'}/{name}": x for name, x in actor_metrics.items()}
         if config.actor.use_kl_loss:
             metrics["actor/kl_coef"] = jnp.float32(config.actor.kl_loss_coef)
         return next_state, experience.metrics | metrics
@@ -82,18 +83,18 @@ def make_update_step(config: Config, model: Model, mesh: Mesh, critic_model: Mod
 def make_actor_loss(config: Config, model: Model) -> Loss:
     """The policy loss, minus the entropy bonus, plus the KL loss: aggregated to (sum, count)."""
     actor, norm_length = config.actor, config.data.max_response_length
-    # verl's shortcut: with one optimizer step per PPO step the policy is still the one that was scored
-    on_policy = actor.ppo_epochs * config.minibatches_per_epoch == 1
 
     def loss(params: Params, micro: Experience) -> tuple[Array, tuple[Array, Means]]:
         batch = micro.batch
         logp, entropy = token_logprobs(model, params, batch, config.rollout.temperature)
-        policy = token_policy_loss(actor, logp, jax.lax.stop_gradient(logp) if on_policy else micro.old_logp, micro)
+        # verl's shortcut: on policy, the ratio is 1 whatever was scored
+        old_logp = jax.lax.stop_gradient(logp) if config.on_policy or micro.old_logp is None else micro.old_logp
+        policy = token_policy_loss(actor, logp, old_logp, micro)
         weighted = policy.loss if micro.importance is None else policy.loss * micro.importance
         terms = {"pg_loss": (1.0, weighted)}
         if actor.entropy_coeff != 0:
             terms["entropy_loss"] = (-actor.entropy_coeff, entropy)
-        if actor.use_kl_loss:
+        if actor.use_kl_loss and micro.ref_logp is not None:
             terms["kl_loss"] = (actor.kl_loss_coef, kl_estimate(logp, micro.ref_logp, actor.kl_loss_type))
         sums = {
             name: aggregate(x, batch.mask, batch.segment_ids, actor.loss_agg_mode, norm_length=norm_length)
@@ -105,6 +106,15 @@ def make_actor_loss(config: Config, model: Model) -> Loss:
             "pg_clipfrac_lower": (policy.pg_clipfrac_lower, policy.count),
             "ppo_kl": (policy.ppo_kl, policy.count),
         }
+        if not config.needs_old_logp:  # what scoring tells otherwise
+            means["entropy"] = aggregate(
+                entropy, batch.mask, batch.segment_ids, actor.loss_agg_mode, norm_length=norm_length
+            )
+            for name, gap in {
+                "logp": jnp.abs(logp - batch.rollout_logp),
+                "probs": jnp.abs(jnp.exp(logp) - jnp.exp(batch.rollout_logp)),
+            }.items():
+                means[f"rollout_{name}_diff_mean"] = (masked_sum(gap, batch.mask), policy.count)
         return total, (sums["pg_loss"][1], means)
 
     return loss

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxppo.config import Config, KLControlConfig, MeshConfig
+from jaxppo.config import ActorConfig, Config, KLControlConfig, MeshConfig, PolicyLossConfig, RolloutCorrectionConfig
 from jaxppo.parallel.mesh import make_mesh
 from jaxppo.step.init import init_state, state_shardings
 from jaxppo.step.packing import Rollout, pack
@@ -103,6 +103,47 @@ def test_one_minibatch_and_one_epoch_have_ppo_kl_0_and_still_learn(model, mesh):
     assert not np.array_equal(state.actor["embed"], before["embed"])
 
 
+def test_on_policy_the_old_log_probabilities_are_not_computed_and_nothing_else_changes(model, mesh, monkeypatch):
+    base = tiny_config(ppo_mini_batch_size=12)
+    config = dataclasses.replace(base, algorithm=dataclasses.replace(base.algorithm, use_kl_in_reward=False))
+    batch = packed(random_rollouts(), config)
+    found = []
+    for needed in (False, True):
+        monkeypatch.setattr(Config, "needs_old_logp", property(lambda self, needed=needed: needed))
+        score, update = make_score_step(config, model, mesh), make_update_step(config, model, mesh)
+        experience = score(first_state(config, model, mesh), None, batch)
+        assert (experience.old_logp is not None) == needed
+        found.append(update(first_state(config, model, mesh), experience))
+    (state, metrics), (want, everything) = found
+    for network in ("actor", "critic"):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *(getattr(s, network) for s in (state, want))
+        )
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, everything[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert {"actor/entropy", "training/rollout_logp_diff_mean", "training/rollout_probs_diff_mean"} <= metrics.keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({}, False),
+        ({"actor": {"ppo_epochs": 2}}, True),
+        ({"actor": {"ppo_mini_batch_size": 512}}, True),
+        ({"actor": {"use_kl_loss": True}}, False),
+        ({"algorithm": {"use_kl_in_reward": True}}, True),
+        ({"algorithm": {"rollout_correction": RolloutCorrectionConfig(rollout_is="token")}}, True),
+        ({"actor": {"policy_loss": PolicyLossConfig(loss_mode="kl_cov")}}, True),
+        ({"trainer": {"critic_warmup": 1}}, True),
+    ],
+)
+def test_when_old_log_probabilities_are_needed(changes, needed):
+    config = Config(actor=ActorConfig(ppo_mini_batch_size=1024))
+    for section, values in changes.items():
+        config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
+    assert config.needs_old_logp == needed
+
+
 def test_learning_raises_the_log_probability_of_what_was_rewarded(model, mesh):
     config = dataclasses.replace(
         tiny_config(ppo_epochs=4), algorithm=dataclasses.replace(tiny_config().algorithm, use_kl_in_reward=False)
@@ -170,7 +211,7 @@ def test_metrics_are_means_over_the_steps_that_were_taken(advantages, epochs, me
     zeros = jnp.zeros(batch.mask.shape)
     experience = Experience(
         batch=batch, old_logp=zeros, ref_logp=zeros, values=zeros, returns=zeros, kl=jnp.zeros(()), importance=None,
-        advantages=zeros + jnp.asarray(advantages)[:, None, None, None], metrics={},
+        advantages=zeros + jnp.asarray(advantages)[:, None, None, None], chosen=None, metrics={},
     )  # fmt: skip
 
     def loss(params: Any, micro: Experience) -> Any:
