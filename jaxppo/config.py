@@ -42,6 +42,8 @@ class ModelConfig:
     """Hugging Face folder or hub id."""
     init: Literal["pretrained", "random"] = "pretrained"
     """Where the weights come from; "random" still reads the folder's config.json and tokenizer."""
+    trust_remote_code: bool = False
+    """Run the Python code that a folder's tokenizer brings; false refuses such a folder."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Matrix products and activations."""
     param_dtype: Literal["bfloat16", "float32"] = "float32"

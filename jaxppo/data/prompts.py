@@ -47,10 +47,13 @@ def load_prompts(
     tokenizer: "PreTrainedTokenizerBase",
     max_samples: int,
     setting: str = "data.train_files",
+    *,
+    needs_truth: bool = False,
 ) -> PromptSet:
     """Reads, renders and fits all rows (the first `max_samples`, unless -1) to data.max_prompt_length.
 
-    Raw rows of GSM8K count as verl's. Raises UserError naming the file, the row (from 0) and the setting to change.
+    Raw rows of GSM8K count as verl's. Raises UserError naming the file, the row (from 0) and the setting to change;
+    with `needs_truth` also where a row has no reward_model.ground_truth.
     """
     prompts: list[Prompt] = []
     seen = dropped = truncated = 0
@@ -80,6 +83,8 @@ def load_prompts(
         text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
         source = _optional(row, "data_source", "unknown", where)
         truth = _optional(row, "reward_model", {}, where).get("ground_truth")
+        if needs_truth and truth is None:
+            raise UserError(f"{where}: no reward_model.ground_truth, which reward.function needs")
         extra = _optional(row, "extra_info", {}, where)
         prompts.append(Prompt(index, tuple(ids), text, source, truth, extra))
     if not prompts:

@@ -20,6 +20,7 @@ from jaxppo.parallel.collectives import collectives
 from jaxppo.parallel.fits import check_fits
 from jaxppo.parallel.mesh import constrain_fn, make_mesh, num_row_shards
 from jaxppo.parallel.offload import to_host
+from jaxppo.rewards.functions import BUILT_IN
 from jaxppo.rewards.scoring import Reward, open_reward
 from jaxppo.rollout.engine import Engine, Sampling
 from jaxppo.rollout.jax_engine import JaxEngine
@@ -65,7 +66,7 @@ def build(config: Config) -> Run:
     """Loads data and models, finds the checkpoint to go on from, and makes the step functions."""
     mesh = make_mesh(config.mesh)
     folder = resolve_folder(config.model.path)
-    tokenizer = load_tokenizer(str(folder))
+    tokenizer = load_tokenizer(str(folder), trust_remote_code=config.model.trust_remote_code)
     reward = open_reward(config.reward)
     train, val, loader = _load_data(config, tokenizer)
     total = config.trainer.total_training_steps
@@ -164,10 +165,12 @@ def rows_per_microbatch(config: Config, mesh: Mesh) -> int:
 
 def _load_data(config: Config, tokenizer: Any) -> tuple[PromptSet, PromptSet | None, PromptLoader]:
     data = config.data
-    train = load_prompts(data.train_files, data, tokenizer, data.train_max_samples, "data.train_files")
+    needs_truth = config.reward.function in BUILT_IN
+    load = partial(load_prompts, config=data, tokenizer=tokenizer, needs_truth=needs_truth)
+    train = load(data.train_files, max_samples=data.train_max_samples, setting="data.train_files")
     val = None
     if data.val_files:
-        val = load_prompts(data.val_files, data, tokenizer, data.val_max_samples, "data.val_files")
+        val = load(data.val_files, max_samples=data.val_max_samples, setting="data.val_files")
     loader = PromptLoader(train.prompts, data.train_batch_size, shuffle=data.shuffle, seed=data.seed)
     return train, val, loader
 

@@ -113,3 +113,65 @@ def test_nothing_is_said_of_a_missing_pytorch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == done.stdout == ""
+
+
+HOSTILE = [
+    "{{ messages.__class__.__mro__ }}",
+    "{{ ''.__class__.__base__.__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.system('touch PROOF') }}",
+    "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+    "{{ messages.append(1) }}",
+    "{% for i in range(10**9) %}x{% endfor %}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% include '/etc/passwd' %}",
+    "{{ 1 / 0 }}",
+    "{{ messages[0]['content'] + 1 }}",
+    "{{ x",
+]
+
+
+@pytest.mark.parametrize("template", HOSTILE)
+def test_a_hostile_or_broken_template_is_refused_in_one_line(template, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="chat template refuses the prompt") as caught:
+        render(make(template, False), MESSAGES)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_template_does_not_see_the_environment(monkeypatch):
+    monkeypatch.setenv("JAXPPO_TEST_SECRET", "gefahr")
+    tokenizer = make("{{ lipsum.__globals__ }}{{ environ }}{{ os }}" + PLAIN, False)
+    assert render(tokenizer, MESSAGES) == [4, 5]
+
+
+def test_half_a_surrogate_pair_is_named():
+    with pytest.raises(UserError, match=r"no valid Unicode: '\\ud800' at character 1 is half of a surrogate pair"):
+        render(make(PLAIN, False), "a\ud800")
+
+
+def test_characters_that_the_tokenizer_does_not_know():
+    tokenizer = make(PLAIN, False)
+    assert render(tokenizer, "a😀") == [4, tokenizer.unk_token_id]
+    without_unk = Tokenizer(models.WordLevel({"a": 0, "<s>": 1}))
+    without_unk.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    with pytest.raises(UserError, match=r"the tokenizer cannot encode the prompt \(.*Missing \[UNK\] token"):
+        render(PreTrainedTokenizerFast(tokenizer_object=without_unk), "ab")
+
+
+def test_a_tokenizer_that_is_code_runs_only_where_it_is_trusted(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.path", [*sys.path])
+    make(PLAIN, False).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "mine.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w').close()\n"
+        "from transformers import PreTrainedTokenizerFast\nclass Mine(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    with pytest.raises(UserError, match="its tokenizer is Python code .* only model.trust_remote_code = true would"):
+        load_tokenizer(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+    assert render(load_tokenizer(str(tmp_path), trust_remote_code=True), "ab")
+    assert (tmp_path / "ran").exists()

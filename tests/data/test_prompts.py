@@ -19,13 +19,13 @@ def row(prompt, **change):
 
 @pytest.fixture
 def load(tmp_path):
-    def from_rows(rows, config=CONFIG, suffix=".jsonl", max_samples=-1):
+    def from_rows(rows, config=CONFIG, suffix=".jsonl", max_samples=-1, **settings):
         file = tmp_path / f"train{suffix}"
         if suffix == ".parquet":
             pq.write_table(pa.Table.from_pylist(rows), file)
         else:
             file.write_text("".join(json.dumps(r) + "\n" for r in rows))
-        return load_prompts((str(file),), config, make(PLAIN, False), max_samples)
+        return load_prompts((str(file),), config, make(PLAIN, False), max_samples, **settings)
 
     return from_rows
 
@@ -150,3 +150,17 @@ def test_a_bad_file_is_named(tmp_path):
     (tmp_path / "test.csv").write_text("a")
     with pytest.raises(UserError, match="valid are .parquet and .jsonl files"):
         load(tmp_path / "test.csv")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("lacking", [None, {"ground_truth": None}])
+def test_a_row_without_a_ground_truth_is_named_where_the_reward_needs_it(load, suffix, lacking):
+    rows = [row("a"), row("b", reward_model=lacking)]
+    with pytest.raises(UserError, match=rf"train{suffix}, row 1: no reward_model.ground_truth, which reward.function "):
+        load(rows, suffix=suffix, needs_truth=True)
+    assert [prompt.ground_truth for prompt in load(rows, suffix=suffix).prompts] == ["1", None]
+
+
+def test_half_a_surrogate_pair_is_told_with_the_row(load):
+    with pytest.raises(UserError, match=r"row 1: the prompt is no valid Unicode"):
+        load([row("a"), row("b\ud800")])
