@@ -9,6 +9,8 @@ PACKAGE = Path(__file__).parents[1] / "jaxppo"
 ROOMS = ["config_algorithm", "config", "checks"]
 ROOMS += ["rl", "models", "parallel", "step", "rollout", "data", "rewards", "run", "cli", "train"]
 FILES = sorted(PACKAGE.rglob("*.py"))
+PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+TRUSTING = {"allow_pickle", "trust_remote_code", "shell"}
 RL_MAY_USE = {"jax", "jaxtyping", "flax", "dataclasses", "math", "typing"}
 
 
@@ -28,6 +30,20 @@ def imports(source: str) -> set[str]:
     return found
 
 
+def unsafe_calls(path: Path, source: str) -> list[str]:
+    """Calls that run what they read. Workers alone unpickle, and only what the run itself sends them."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        found += [f"{called} reads pickles"] if called in ("np.load", "numpy.load", "torch.load") else []
+        found += [f"{called} runs text"] if called in ("eval", "exec") else []
+        found += [f"{called} unpickles"] if called.endswith(".recv") and str(path) != "rewards/worker.py" else []
+        found += [f"{called} trusts" for k in node.keywords if k.arg in TRUSTING and ast.unparse(k.value) == "True"]
+    return found
+
+
 def faults(path: Path, source: str) -> list[str]:
     """Every rule that a file breaks, given where it lies in the package."""
     names, own = imports(source), path.with_suffix("").parts[0]
@@ -40,6 +56,8 @@ def faults(path: Path, source: str) -> list[str]:
         found += [f"{name} outside vLLM's engine" for name in names if name.split(".")[0] in ("torch", "vllm")]
     if own == "rl":
         found += [f"rl imports {name}" for name in names if name.split(".")[0] not in {"jaxppo", *RL_MAY_USE}]
+    found += [f"{name} runs what it reads" for name in names if name.split(".")[0] in PICKLES]
+    found += unsafe_calls(path, source)
     if len(source.splitlines()) > 350:
         found.append("over 350 lines")
     return found
@@ -63,6 +81,13 @@ def test_a_file_keeps_the_rules(path):
         ("data/vllm_x.py", "import torch"),
         ("rollout/jax_engine.py", "from vllm import LLM"),
         ("run/trainer.py", "\n" * 351),
+        ("data/files.py", "import pickle"),
+        ("data/files.py", "def f():\n    from joblib import load"),
+        ("data/files.py", "np.load(path)"),
+        ("data/files.py", "np.lib.format.read_array(file, allow_pickle=True)"),
+        ("data/chat.py", "AutoTokenizer.from_pretrained(path, trust_remote_code=True)"),
+        ("rewards/pool.py", "message = worker.connection.recv()"),
+        ("rewards/custom.py", "exec(text)"),
     ],
 )
 def test_a_broken_rule_is_noticed(path, source):

@@ -21,6 +21,7 @@ from tests.run.world import change, make_world, rows, write_rows
 
 CLOCK = ("timing", "perf/time", "perf/throughput")
 STEPS = 6
+SECRET = "hf_of_the_environment_alone"
 KILLER = """
 
 import os
@@ -45,6 +46,7 @@ def score_and_kill(**sample):
 def no_plots():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "plot_or_say", lambda *_: None)
+        patch.setenv("HF_TOKEN", SECRET)
         yield
 
 
@@ -107,6 +109,12 @@ def test_the_uninterrupted_run(whole):
     coefficients = [line["actor/reward_kl_penalty_coeff"] for line in whole.lines[1:]]
     assert coefficients[0] == pytest.approx(0.05)
     assert len(set(coefficients)) > 2
+
+
+def test_no_secret_of_the_environment_is_written(whole, config):
+    files = [path for path in Path(config.trainer.output_dir).rglob("*") if path.is_file()]
+    assert {"config.json", "metrics.jsonl"} <= {path.name for path in files}
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
 def test_cut_in_the_middle_of_an_epoch(config, whole, tmp_path):
