@@ -56,7 +56,9 @@ def _say(connection: Connection, message: Any) -> None:
 
 def _limit(memory: int) -> None:
     """Private memory, which is what allocations are; a crash leaves no core file."""
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -1,6 +1,8 @@
 """Real processes that raise, exit, crash, hang and eat memory."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,6 +253,25 @@ def test_a_pool_that_is_dropped_ends_its_workers(file):
     pool = WorkerPool(RewardConfig(function=f"{file}:faulty", num_workers=2))
     workers = [worker.process.pid for worker in pool._workers]
     del pool
+    wait_until(lambda: not any(map(alive, workers)))
+
+
+def test_a_run_that_is_killed_leaves_no_worker_behind_not_even_one_that_hangs(file):
+    code = (
+        "from jaxppo.config import RewardConfig\n"
+        "from jaxppo.rewards.calling import Sample\n"
+        "from jaxppo.rewards.pool import WorkerPool\n"
+        f"pool = WorkerPool(RewardConfig(function={str(file) + ':faulty'!r}, num_workers=2))\n"
+        "print(*(worker.process.pid for worker in pool._workers), flush=True)\n"
+        "pool.run([Sample('s', 'swallow', '1', {})])\n"
+    )
+    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    workers = [int(pid) for pid in run.stdout.readline().split()]
+    assert len(workers) == 2
+    assert all(map(alive, workers))
+    run.kill()
+    run.wait()
     wait_until(lambda: not any(map(alive, workers)))
 
 
