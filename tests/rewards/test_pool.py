@@ -167,13 +167,13 @@ def test_raising_exiting_crashing_and_allocating_each_cost_one_sample(make_rewar
 
 def test_hanging_costs_one_sample(make_reward):
     faults = {3: "hang", 20: "regex", 21: "swallow", 30: "raise"}
-    assert_costs_itself(make_reward("faulty", timeout_s=0.5), faults, {"reward/timeouts": 3.0, "reward/errors": 1.0})
+    assert_costs_itself(make_reward("faulty", timeout_s=2.0), faults, {"reward/timeouts": 3.0, "reward/errors": 1.0})
 
 
 def test_the_async_form_fails_sample_by_sample(make_reward):
     faults = {3: "sleep", 12: "raise", 13: "os._exit", 30: "hang"}
     assert_costs_itself(
-        make_reward("awaiting", timeout_s=0.5),
+        make_reward("awaiting", timeout_s=2.0),
         faults,
         {"reward/timeouts": 2.0, "reward/errors": 1.0, "reward/crashes": 1.0},
     )
@@ -182,18 +182,18 @@ def test_the_async_form_fails_sample_by_sample(make_reward):
 def test_the_batched_form_fails_sample_by_sample(make_reward):
     faults = {3: "os._exit", 12: "raise", 30: "hang"}
     assert_costs_itself(
-        make_reward("batched", timeout_s=1.0),
+        make_reward("batched", timeout_s=2.0),
         faults,
         {"reward/timeouts": 1.0, "reward/errors": 1.0, "reward/crashes": 1.0},
     )
 
 
 def test_the_reasons_name_the_setting(make_reward):
-    result = make_reward("faulty", timeout_s=0.5).score(samples(["os._exit", "segfault", "hang", "allocate", "fine"]))
+    result = make_reward("faulty", timeout_s=2.0).score(samples(["os._exit", "segfault", "hang", "allocate", "fine"]))
     assert result.errors == [
         "its process ended with status 3",
         "its process died of signal 11",
-        "longer than reward.timeout_s = 0.5",
+        "longer than reward.timeout_s = 2",
         "more memory than reward.memory_gb = 1",
         None,
     ]
@@ -239,9 +239,9 @@ def test_workers_are_light_and_stay(make_reward):
 
 def test_closing_ends_the_workers_and_what_they_started(make_reward, tmp_path):
     child = tmp_path / "pid"
-    reward = make_reward("with_child", timeout_s=5.0, num_workers=1)
+    reward = make_reward("with_child", timeout_s=4.0, num_workers=1)
     (old,) = pids(reward)
-    with pytest.raises(UserError, match="longer than reward.timeout_s = 5"):
+    with pytest.raises(UserError, match="longer than reward.timeout_s = 4"):
         reward.score([Sample("s", "", str(child), {})])
     wait_until(lambda: not alive(int(child.read_text())))
     assert not alive(old)

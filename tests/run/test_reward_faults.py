@@ -62,7 +62,7 @@ def config(tmp_path_factory):
     config = change(config, "data", val_files=())
     config = change(config, "trainer", total_training_steps=2, save_freq=-1)
     return change(
-        config, "reward", function=f"{folder}/faulty.py:faulty", num_workers=2, timeout_s=2.0, memory_gb=1.0, retries=0
+        config, "reward", function=f"{folder}/faulty.py:faulty", num_workers=2, timeout_s=5.0, memory_gb=1.0, retries=0
     )
 
 
