@@ -31,7 +31,7 @@ def faulty(data_source, solution_str, ground_truth, extra_info):
             case "hang":
                 time.sleep(600)
             case "memory":
-                bytearray(1 << 40)
+                bytearray(1 << 30)
             case "raise":
                 raise RuntimeError(fault)
     return sum(c.isdigit() for c in solution_str) / 6
