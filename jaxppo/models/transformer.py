@@ -190,7 +190,8 @@ class Model:
             # cast here, a layer at a time: no copy of all parameters in the compute dtype ever exists
             return self._layer(self._whole(weights), x, cos, sin, attend)
 
-        body = checkpointed(layer, self.remat, prevent_cse=self.unroll)
+        alone = self.collectives is ONE_DEVICE
+        body = checkpointed(layer, self.remat, prevent_cse=self.unroll, gathers=not alone)
         x, kept = jax.lax.scan(body, x, params["layers"], unroll=self.unroll)
         norm = self.collectives.gather(params["norm"], ("embed",))
         return rms_norm(x, norm, self.config.rms_norm_eps), kept
@@ -233,12 +234,15 @@ class Model:
         return self.collectives.leave(jnp.einsum("btf,df->btd", hidden, w["down"], precision=precision))
 
 
-def checkpointed(layer: Callable, remat: Remat, prevent_cse: bool) -> Callable:
+def checkpointed(layer: Callable, remat: Remat, prevent_cse: bool, gathers: bool = False) -> Callable:
     """The layer with what its backward pass recomputes: nothing, all but matrix products, or everything.
 
+    What it `gathers` from other devices is never kept for the backward pass: all layers' weights would exist at once.
     Outside a loop the compiler must be kept from merging what is recomputed with the first computation.
     """
     match remat:
+        case "none" if gathers:
+            return jax.checkpoint(layer, policy=_is_not_gathered, prevent_cse=prevent_cse)
         case "none":
             return layer
         case "dots":
@@ -246,3 +250,7 @@ def checkpointed(layer: Callable, remat: Remat, prevent_cse: bool) -> Callable:
             return jax.checkpoint(layer, policy=policy, prevent_cse=prevent_cse)
         case "full":
             return jax.checkpoint(layer, prevent_cse=prevent_cse)
+
+
+def _is_not_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive.name != "all_gather"

@@ -1,5 +1,6 @@
 """What devices exchange: read from the compiled program, and attention on a mesh against attention on one device."""
 
+import dataclasses
 import math
 import re
 from typing import Any
@@ -43,6 +44,7 @@ class Program:
         self.mesh = make_mesh(mesh_config, jax.devices()[: 1 if mesh_config == ONE else 8])
         sizes = {"vocab_size": VOCAB, "intermediate_size": MLP, "num_hidden_layers": LAYERS}
         network = tiny_model(**sizes, model_type="qwen2", tie_word_embeddings=True)
+        network = dataclasses.replace(network, remat="none")  # even then no gathered weight is kept
         model, self.layouts = on_mesh(network, self.mesh), actor_shardings(network, self.mesh)
         self.arrays = jax.device_put((network.params, random_rows()), (self.layouts, row_sharding(self.mesh, 0)))
 
