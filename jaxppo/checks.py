@@ -27,6 +27,7 @@ def check(config: Config) -> Config:
     _check_kl(config)
     _check_estimator(config)
     _check_policy_loss(config)
+    _check_sampling(config)
     _check_data(config)
     _check_engine(config)
     return config
@@ -222,6 +223,20 @@ def _check_estimator(c: Config) -> None:
         _require(c.critic.path is None, "critic.path", c.critic.path, f"None {without}")
         _require(c.trainer.critic_warmup == 0, "trainer.critic_warmup", c.trainer.critic_warmup, f"0 {without}")
         _require("critic" not in c.rollout.offload, "rollout.offload", c.rollout.offload, f"no critic {without}")
+
+
+def _check_sampling(c: Config) -> None:
+    rule, buffer = c.algorithm.filter_groups, c.reward.overlong_buffer
+    most = rule.max_num_gen_batches
+    _require(most >= 0, "algorithm.filter_groups.max_num_gen_batches", most, "0 (no bound) or a number > 0")
+    if rule.enable:
+        _require(c.rollout.n > 1, "rollout.n", c.rollout.n, "2 or more with algorithm.filter_groups.enable")
+    if buffer.enable:
+        longest = c.data.max_response_length
+        up_to = f"1 to data.max_response_length = {longest}"
+        _require(0 < buffer.len <= longest, "reward.overlong_buffer.len", buffer.len, up_to)
+        factor = buffer.penalty_factor
+        _require(0 < factor < math.inf, "reward.overlong_buffer.penalty_factor", factor, "a number > 0")
 
 
 def _check_policy_loss(c: Config) -> None:

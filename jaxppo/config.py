@@ -14,6 +14,7 @@ from typing import Literal
 from jaxppo.config_algorithm import ActorConfig as ActorConfig
 from jaxppo.config_algorithm import AlgorithmConfig as AlgorithmConfig
 from jaxppo.config_algorithm import CriticConfig as CriticConfig
+from jaxppo.config_algorithm import FilterGroupsConfig as FilterGroupsConfig
 from jaxppo.config_algorithm import KLControlConfig as KLControlConfig
 from jaxppo.config_algorithm import OptimizerConfig as OptimizerConfig
 from jaxppo.config_algorithm import PolicyLossConfig as PolicyLossConfig
@@ -125,6 +126,18 @@ class RolloutConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class OverlongBufferConfig:
+    """DAPO's soft penalty on length, added to the score."""
+
+    enable: bool = False
+    """Take something off responses that come near to data.max_response_length."""
+    len: int = 0
+    """The penalty begins so many tokens before data.max_response_length."""
+    penalty_factor: float = 1.0
+    """The penalty at data.max_response_length, in units of score."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     """Where scores come from."""
 
@@ -144,6 +157,7 @@ class RewardConfig:
     """Of a sample that failed in the end; such samples are counted in reward/errors, timeouts and crashes."""
     truncated: Literal["keep", "zero", "mask"] = "keep"
     """Responses cut off at max_response_length: scored as they are, scored 0, or left out of every loss."""
+    overlong_buffer: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

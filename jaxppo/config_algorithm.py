@@ -39,6 +39,18 @@ class RolloutCorrectionConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class FilterGroupsConfig:
+    """DAPO's dynamic sampling: groups without signal are dropped and refilled from further prompts."""
+
+    enable: bool = False
+    """Drop prompts whose responses are all equal in `metric`."""
+    metric: str = "score"
+    """The reward function's own score, before any shaping, or the name of a further number that it returns (acc)."""
+    max_num_gen_batches: int = 10
+    """Batches of prompts that one step may take before the run ends with an error; 0 is no bound."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     """Rewards and advantages."""
 
@@ -57,6 +69,7 @@ class AlgorithmConfig:
     """Estimator of the KL in the reward."""
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
     rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ class Scores:
     """[N] float32; reward.error_score where the function failed."""
     errors: list[str | None]
     metrics: dict[str, np.ndarray]
-    """reward/NAME of each further number that the function returned, over the samples that have it."""
+    """reward/NAME -> [N] of each further number that the function returned; NaN where a sample has none."""
     failures: dict[str, float]
     """reward/errors, reward/timeouts and reward/crashes: how many samples each has cost."""
 
@@ -53,15 +53,12 @@ class Reward:
             if len(failed) == len(samples):
                 raise UserError(message)
             logger.warning(message)
-        metrics: dict[str, list[float]] = {}
-        for outcome in outcomes:
-            for key, value in outcome.further.items():
-                metrics.setdefault(f"reward/{key}", []).append(value)
+        names = dict.fromkeys(name for outcome in outcomes for name in outcome.further)
         counts = Counter(outcome.failure for outcome in failed)
         return Scores(
             np.array([self._config.error_score if o.failure else o.score for o in outcomes], np.float32),
             [outcome.reason if outcome.failure else None for outcome in outcomes],
-            {key: np.array(values) for key, values in metrics.items()},
+            {f"reward/{name}": np.array([o.further.get(name, np.nan) for o in outcomes]) for name in names},
             {f"reward/{failure}": float(counts[failure]) for failure in FAILURES},
         )
 

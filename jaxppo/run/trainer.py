@@ -7,17 +7,15 @@ import dataclasses
 import json
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 
 from jaxppo.checks import check
 from jaxppo.config import Config
 from jaxppo.parallel.mesh import place_rows
 from jaxppo.parallel.offload import to_device
 from jaxppo.parallel.platform import keep_compilations, prepare
-from jaxppo.rollout.engine import Completion
+from jaxppo.run.collect import collect, make_rollouts, response_metrics
 from jaxppo.run.console import Display
 from jaxppo.run.guards import alarms
 from jaxppo.run.memory import bring_back, send_away
@@ -27,14 +25,13 @@ from jaxppo.run.metrics import (
     Stopwatch,
     performance_metrics,
     read_metrics,
-    rollout_metrics,
     to_line,
     write_file,
 )
 from jaxppo.run.report import plot_or_say
 from jaxppo.run.setup import Run, build
-from jaxppo.run.validation import accuracy_summary, score_completions, validate
-from jaxppo.step.packing import Rollout, pack
+from jaxppo.run.validation import accuracy_summary, validate
+from jaxppo.step.packing import pack
 from jaxppo.step.state import TrainState
 
 
@@ -95,16 +92,9 @@ def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
     key = jax.random.fold_in(state.key, state.step)
     step = int(state.step) + 1
     epoch = run.loader.epoch
-    prompts = next(run.loader)
-    with watch("gen"):
-        completions = run.engine.generate([p.tokens for p in prompts], run.sampling, jax.random.fold_in(key, 0))
-    with watch("sleep"):
-        run.engine.sleep()
-    repeated = [prompt for prompt in prompts for _ in range(config.rollout.n)]
-    with watch("reward"):
-        _, scored = score_completions(run.tokenizer, run.reward, repeated, completions)
+    responses, metrics = collect(run, key, watch)
     with watch("pack"):
-        rollouts = make_rollouts([p.tokens for p in repeated], completions, scored.scores, config)
+        rollouts = make_rollouts(responses, config)
         batch = place_rows(
             pack(
                 rollouts,
@@ -121,14 +111,7 @@ def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
         jax.block_until_ready(experience)
     with watch("update"):
         state, device_metrics = run.update(state, experience)
-        metrics = rollout_metrics(
-            [len(p.tokens) for p in repeated],
-            completions,
-            scored.scores,
-            (config.data.max_prompt_length, config.data.max_response_length),
-        )
-        metrics |= {name: float(np.mean(x)) for name, x in scored.metrics.items()}
-        metrics |= scored.failures
+        metrics |= response_metrics(responses, config)
         device_metrics = jax.device_get(device_metrics)
         jax.block_until_ready(state)
     with watch("publish"):
@@ -138,28 +121,8 @@ def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
     metrics |= {name: float(x) for name, x in device_metrics.items()}
     metrics |= {"training/global_step": float(step), "training/epoch": float(epoch)}
     timing = watch.metrics()
-    tokens = sum(len(p.tokens) for p in repeated), sum(len(c.tokens) for c in completions)
+    tokens = sum(len(r.prompt) for r in rollouts), sum(len(r.response) for r in rollouts)
     return state, metrics | timing | watch.memory | performance_metrics(timing, *tokens, run.mesh.size)
-
-
-def make_rollouts(
-    prompts: list[Any], completions: list[Completion], scores: np.ndarray, config: Config
-) -> list[Rollout]:
-    """Sequences with scores, rollout.n for each prompt; what happens to truncated ones is reward.truncated's choice."""
-    rollouts = []
-    for i, (prompt, completion, score) in enumerate(zip(prompts, completions, scores.tolist(), strict=True)):
-        cut = completion.finish_reason == "length"
-        rollouts.append(
-            Rollout(
-                np.asarray(prompt, np.int32),
-                completion.tokens,
-                completion.logprobs,
-                0.0 if cut and config.reward.truncated == "zero" else score,
-                in_loss=not (cut and config.reward.truncated == "mask"),
-                group=i // config.rollout.n,
-            )
-        )
-    return rollouts
 
 
 def _validate(run: Run, state: TrainState, display: Display) -> Metrics:

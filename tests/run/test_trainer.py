@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxppo.config import ActorConfig, Config, DataConfig, KLControlConfig, MeshConfig, RewardConfig
+from jaxppo.config import ActorConfig, Config, DataConfig, KLControlConfig, MeshConfig
 from jaxppo.data.prompts import Prompt
 from jaxppo.parallel.mesh import make_mesh
 from jaxppo.rollout.engine import Completion, Sampling
@@ -14,7 +14,6 @@ from jaxppo.run.guards import alarms
 from jaxppo.run.metrics import MetricsFile, to_line
 from jaxppo.run.report import curves, plot, plot_or_say
 from jaxppo.run.setup import rows_per_microbatch
-from jaxppo.run.trainer import make_rollouts
 from jaxppo.run.validation import score_completions, validate
 from tests.fakes import reward_of
 
@@ -23,26 +22,7 @@ def completion(tokens: list[int], reason: str) -> Completion:
     return Completion(np.array(tokens, np.int32), -np.arange(len(tokens), dtype=np.float32), reason, 3)
 
 
-@pytest.mark.parametrize(
-    ("truncated", "scores", "in_loss"),
-    [("keep", [1, 2], [True, True]), ("zero", [1, 0], [True, True]), ("mask", [1, 2], [True, False])],
-)
-def test_truncated_responses_are_kept_scored_0_or_left_out(truncated, scores, in_loss):
-    """A response as long as the limit that ends with EOS is whole."""
-    config = Config(reward=RewardConfig(truncated=truncated))
-    completions = [completion([5, 6, 7, 2], "stop"), completion([5, 6, 7, 8], "length")]
-    rollouts = make_rollouts([(9, 9), (8,)], completions, np.array([1.0, 2.0], np.float32), config)
-    assert [r.score for r in rollouts] == scores
-    assert [r.in_loss for r in rollouts] == in_loss
-
-
-def test_the_engines_token_ids_go_on_as_they_are():
-    """No text in between: ids that a tokenizer would never produce survive, and so do their log-probabilities."""
-    given = completion([40, 41, 40], "stop")
-    (rollout,) = make_rollouts([(9, 8)], [given], np.ones(1, np.float32), Config())
-    assert rollout.prompt.tolist() == [9, 8]
-    assert rollout.response is given.tokens
-    assert rollout.logprobs is given.logprobs
+def test_a_completion_has_a_log_probability_for_each_token():
     with pytest.raises(ValueError, match="3 tokens with 4 log-probabilities"):
         Completion(np.zeros(3, np.int32), np.zeros(4, np.float32), "stop", 0)
 
