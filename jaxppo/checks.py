@@ -12,7 +12,7 @@ VLLM_ONLY = (
     "sleep_level", "tensor_parallel_size", "enforce_eager", "gpu_memory_utilization", "max_num_batched_tokens"
 )  # fmt: skip
 
-COMPARING = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_passk")
+COMPARING = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_passk", "optimal_token_baseline")
 """Estimators for which a prompt needs several responses."""
 OF_SEQUENCES = ("gspo", "sapo", "geo_mean")
 """Policy losses that are means over whole sequences."""
@@ -28,6 +28,7 @@ def check(config: Config) -> Config:
     _check_estimator(config)
     _check_policy_loss(config)
     _check_sampling(config)
+    _check_rejection(config)
     _check_data(config)
     _check_engine(config)
     return config
@@ -237,6 +238,16 @@ def _check_sampling(c: Config) -> None:
         _require(0 < buffer.len <= longest, "reward.overlong_buffer.len", buffer.len, up_to)
         factor = buffer.penalty_factor
         _require(0 < factor < math.inf, "reward.overlong_buffer.penalty_factor", factor, "a number > 0")
+
+
+def _check_rejection(c: Config) -> None:
+    correction = c.algorithm.rollout_correction
+    try:
+        len(correction.rejections)
+    except (ValueError, ZeroDivisionError):
+        given = correction.rollout_rs_threshold
+        words = 'one for all tests or one for each, such as ("0.5_2.0",) for a k1 test and ("0.01",) for another'
+        raise ConfigError(f"algorithm.rollout_correction.rollout_rs_threshold = {given}: valid is {words}") from None
 
 
 def _check_policy_loss(c: Config) -> None:

@@ -244,6 +244,8 @@ class Config:
             self.on_policy
             and not self.algorithm.use_kl_in_reward
             and self.algorithm.rollout_correction.rollout_is == "none"
+            and not self.algorithm.rollout_correction.rollout_rs
+            and self.algorithm.adv_estimator != "optimal_token_baseline"
             and self.actor.policy_loss.loss_mode not in ("clip_cov", "kl_cov")
             and self.trainer.critic_warmup == 0
         )

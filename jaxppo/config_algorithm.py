@@ -10,6 +10,11 @@ KLKind = Literal[
 ]  # fmt: skip
 AdvantageEstimator = Literal[
     "gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo", "gpg", "grpo_passk",
+    "optimal_token_baseline",
+]  # fmt: skip
+RejectionKind = Literal[
+    "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3",
+    "seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3",
 ]  # fmt: skip
 AggregationMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -30,12 +35,33 @@ class KLControlConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutCorrectionConfig:
-    """Importance weights π_train / π_rollout of the policy loss, against the mismatch of engine and trainer."""
+    """Against the mismatch of engine and trainer: weights π_train / π_rollout of the policy loss, and rejection."""
 
     rollout_is: Literal["none", "token", "sequence"] = "none"
     """A weight of its own for each token, or one for the whole sequence."""
     threshold: float = 2.0
     """Weights are cut off above this."""
+    rollout_rs: tuple[RejectionKind, ...] = ()
+    """What a token, or a whole sequence, has to pass to stay in the losses: every one of these tests."""
+    rollout_rs_threshold: tuple[str, ...] = ("2.0",)
+    """One bound for all tests, or one for each: of a k1 test "LOWER_UPPER" (of ratios; "2" is "0.5_2"), else the
+    greatest value."""
+
+    @property
+    def rejections(self) -> tuple[tuple[str, float, float], ...]:
+        """(test, lower, upper) for each test. Raises ValueError where the thresholds are no such numbers."""
+        texts = self.rollout_rs_threshold
+        if len(texts) == 1:
+            texts *= len(self.rollout_rs)
+        found = []
+        for kind, text in zip(self.rollout_rs, texts, strict=True):
+            *lowest, upper = map(float, text.split("_"))
+            lower = lowest[0] if lowest else 1 / upper
+            in_order = 0 < lower < upper if kind.endswith("k1") else upper > 0 and not lowest
+            if not in_order or len(lowest) > 1:
+                raise ValueError(text)
+            found.append((kind, lower, upper))
+        return tuple(found)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

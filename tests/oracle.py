@@ -229,3 +229,25 @@ def importance_weights(
             exponent = ratio if level == "token" else sum(ratios)
             result[i] = min(np.exp(min(max(exponent, -20.0), 20.0)), cap)
     return result
+
+
+def accepted(
+    train: np.ndarray,
+    rollout: np.ndarray,
+    mask: np.ndarray,
+    segment_ids: np.ndarray,
+    kind: str,
+    lower: float,
+    upper: float,
+) -> np.ndarray:
+    result = np.zeros(mask.shape, bool)
+    level, estimator = kind.rsplit("_", 1)
+    for tokens in sequences(mask, segment_ids):
+        r = [float(train[i]) - float(rollout[i]) for i in tokens]
+        x = [{"k1": -y, "k2": y * y / 2, "k3": np.exp(y) - 1 - y}[estimator] for y in r]
+        if tokens and level != "token":
+            whole = {"seq_sum": sum(x), "seq_mean": sum(x) / len(x), "seq_max": max(x)}[level]
+            x = [whole] * len(x)
+        for i, y in zip(tokens, x, strict=True):
+            result[i] = np.log(lower) <= y <= np.log(upper) if estimator == "k1" else y <= upper
+    return result

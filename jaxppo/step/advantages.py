@@ -12,10 +12,15 @@ Tokens = Float[Array, "M K B T"]
 
 
 def estimate_advantages(
-    algorithm: AlgorithmConfig, batch: PackedBatch, rewards: Tokens, penalty: Tokens, values: Tokens | None
+    algorithm: AlgorithmConfig,
+    batch: PackedBatch,
+    rewards: Tokens,
+    penalty: Tokens,
+    values: Tokens | None,
+    energy: Tokens | None,
 ) -> tuple[Tokens, Tokens]:
     """(advantages, returns) as the losses take them. `rewards` holds scores and penalties by token, `penalty` the
-    latter alone; `values` are None without a critic.
+    latter alone; `values` are None without a critic, and `energy` is of optimal_token_baseline alone.
 
     Whitened over all tokens of the batch: gae, reinforce_plus_plus and its baseline. Of the estimators by response
     every token gets its response's advantage, which is its return as well.
@@ -30,6 +35,9 @@ def estimate_advantages(
             return estimators.reinforce_plus_plus(rewards, mask, segments, gamma=algorithm.gamma)
         case "remax":
             return estimators.remax(rewards, batch.baselines, mask, segments)
+        case "optimal_token_baseline":
+            assert energy is not None
+            return estimators.optimal_token_baseline(rewards, energy, mask, segments, batch.group_ids)
     advantages = _by_response(algorithm, batch, penalty)
     if algorithm.adv_estimator == "reinforce_plus_plus_baseline":
         advantages = whiten(advantages, mask)

@@ -17,11 +17,11 @@ from jaxppo.models.heads import values
 from jaxppo.models.logprobs import token_logprobs
 from jaxppo.parallel.mesh import row_sharding
 from jaxppo.rl.advantages import token_rewards
-from jaxppo.rl.correction import importance_weights
 from jaxppo.rl.kl import kl_estimate
 from jaxppo.rl.losses import aggregate, explained_variance
 from jaxppo.rl.masked import keep, masked_mean, masked_variance, segment_sum
 from jaxppo.step.advantages import estimate_advantages
+from jaxppo.step.correction import correct
 from jaxppo.step.policy import choose_tokens
 from jaxppo.step.state import Experience, PackedBatch, Params, TrainState, microbatch
 
@@ -33,10 +33,15 @@ def make_score_step(config: Config, model: Model, mesh: Mesh, critic_model: Mode
     critic = model if critic_model is None else critic_model
     temperature = config.rollout.temperature
     draws = config.actor.policy_loss.loss_mode == "clip_cov"
+    needs_energy = config.algorithm.adv_estimator == "optimal_token_baseline"
 
     @jax.jit
     def logprobs_pass(params: Params, batch: PackedBatch) -> tuple[Array, Array]:
         return each_microbatch(lambda micro: token_logprobs(model, params, micro, temperature), batch, mesh)
+
+    @jax.jit
+    def sharp_pass(params: Params, batch: PackedBatch) -> Array:
+        return each_microbatch(lambda micro: token_logprobs(model, params, micro, temperature / 2)[0], batch, mesh)
 
     @jax.jit
     def values_pass(params: Params, batch: PackedBatch) -> Array:
@@ -51,15 +56,18 @@ def make_score_step(config: Config, model: Model, mesh: Mesh, critic_model: Mode
         ref_logp: Array | None,
         value: Array | None,
         entropy: Array | None,
+        sharp: Array | None,
     ) -> Experience:
-        return make_experience(config, coef, batch, old_logp, ref_logp, value, entropy, key=key)
+        passes = (old_logp, ref_logp, value, entropy)
+        return make_experience(config, coef, batch, *passes, key=key, sharp_logp=sharp)
 
     def score(state: TrainState, ref_params: Params | None, batch: PackedBatch) -> Experience:
         old_logp, entropy = logprobs_pass(state.actor, batch) if config.needs_old_logp else (None, None)
         ref_logp = None if ref_params is None else logprobs_pass(ref_params, batch)[0]
         value = values_pass(state.critic, batch) if config.needs_critic else None
+        sharp = sharp_pass(state.actor, batch) if needs_energy else None
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), 2) if draws else None
-        return experience_pass(state.kl.coef, key, batch, old_logp, ref_logp, value, entropy)
+        return experience_pass(state.kl.coef, key, batch, old_logp, ref_logp, value, entropy, sharp)
 
     return score
 
@@ -74,13 +82,17 @@ def make_experience(
     entropy: Float[Array, "M K B T"] | None,
     *,
     key: PRNGKeyArray | None = None,
+    sharp_logp: Float[Array, "M K B T"] | None = None,
 ) -> Experience:
     """Token rewards, advantages and returns of a whole batch.
 
     reward[t] = score at the last response token - coef * KL[t] where use_kl_in_reward.
-    What is None was not computed, since nothing needs it; `key` is for what is drawn at random.
+    What is None was not computed, since nothing needs it; `key` is for what is drawn at random, and `sharp_logp`, the
+    policy's at half the temperature, for optimal_token_baseline. What rollout_correction rejects leaves the mask first.
     """
-    algorithm, mask, segments = config.algorithm, batch.mask, batch.segment_ids
+    algorithm, sampled = config.algorithm, batch
+    batch, importance, corrected = correct(algorithm.rollout_correction, batch, old_logp)
+    mask, segments = batch.mask, batch.segment_ids
     if old_logp is None or ref_logp is None:
         kl = jnp.zeros_like(batch.scores)
     else:
@@ -88,7 +100,8 @@ def make_experience(
     penalty = coef if algorithm.use_kl_in_reward else jnp.zeros_like(coef)
     rewards = token_rewards(batch.scores, kl, penalty, mask, segments)
     penalties = penalty * keep(kl, mask) if algorithm.use_kl_in_reward else jnp.zeros_like(rewards)
-    advantages, returns = estimate_advantages(algorithm, batch, rewards, penalties, value)
+    energy = None if sharp_logp is None or old_logp is None else score_energy(old_logp, sharp_logp, importance)
+    advantages, returns = estimate_advantages(algorithm, batch, rewards, penalties, value, energy)
     experience = Experience(
         batch=batch,
         old_logp=old_logp,
@@ -97,23 +110,17 @@ def make_experience(
         advantages=advantages,
         returns=returns,
         kl=_mean(kl, batch, "seq-mean-token-mean"),
-        importance=None,
+        importance=importance,
         chosen=choose_tokens(config.actor.policy_loss, key, old_logp, advantages, mask),
         metrics={},
     )
-    metrics = _metrics(experience, rewards)
+    metrics = _metrics(experience, rewards) | corrected
     if old_logp is not None and entropy is not None:
-        metrics |= _policy_metrics(config, batch, old_logp, entropy)
+        metrics |= _policy_metrics(config, sampled, old_logp, entropy)
     if old_logp is not None and ref_logp is not None:
         metrics["actor/reward_kl_penalty"] = experience.kl
     if algorithm.use_kl_in_reward:
         metrics["actor/reward_kl_penalty_coeff"] = coef
-    correction = algorithm.rollout_correction
-    if correction.rollout_is != "none" and old_logp is not None:
-        level, cap = correction.rollout_is, correction.threshold
-        weights = importance_weights(old_logp, batch.rollout_logp, mask, segments, level=level, cap=cap)
-        metrics |= {f"rollout_corr/rollout_is_{key}": x for key, x in _summary(weights, mask).items()}
-        experience = dataclasses.replace(experience, importance=weights)
     return dataclasses.replace(experience, metrics=metrics)
 
 
@@ -148,6 +155,18 @@ def _policy_metrics(
     metrics["training/rollout_probs_diff_std"] = jnp.sqrt(variance)
     metrics["actor/entropy"] = _mean(entropy, batch, config.actor.loss_agg_mode, config.data.max_response_length)
     return metrics
+
+
+def score_energy(
+    logp: Float[Array, "M K B T"], sharp_logp: Float[Array, "M K B T"], importance: Float[Array, "M K B T"] | None
+) -> Float[Array, "M K B T"]:
+    """1 - 2 π(token) + Σ π², the squared length of d log π(token) / d logits; times the squared importance weight.
+
+    `sharp_logp` is of half the temperature: with logits z it is 2 z_token - log Σ exp(2 z), so Σ π² is
+    exp(2 logp - sharp_logp), and no further pass over the vocabulary is needed.
+    """
+    energy = 1 - 2 * jnp.exp(logp) + jnp.exp(2 * logp - sharp_logp)
+    return energy if importance is None else energy * jnp.square(importance)
 
 
 def _summary(x: Float[Array, "*batch T"], mask: Bool[Array, "*batch T"]) -> dict[str, Array]:

@@ -41,6 +41,26 @@ def test_weights_and_their_metrics(level):
     assert float(e.metrics["rollout_corr/rollout_is_mean"]) == pytest.approx(mean, rel=1e-5)
 
 
+def test_rejection_takes_tokens_out_before_the_advantages():
+    """Ratios of 1.1 a token: only sequences of up to 2 tokens are within 1.25 in all; metrics tell of the rest."""
+    e = experience(np.log(1.1), rollout_rs=("seq_sum_k1", "token_k3"), rollout_rs_threshold=("0.8_1.25", "0.01"))
+    sampled = np.asarray(pad(random_rollouts(4), 10, 4).mask)
+    lengths = sampled.sum(-1, keepdims=True)
+    np.testing.assert_array_equal(e.batch.mask, sampled & (lengths <= 2))
+    assert e.importance is None
+    assert 0 < e.batch.mask.sum() < sampled.sum()
+    share = 1 - float(e.batch.mask.sum()) / sampled.sum()
+    assert float(e.metrics["rollout_corr/rollout_rs_masked_fraction"]) == pytest.approx(share, rel=1e-5)
+    assert float(e.metrics["rollout_corr/rollout_rs_token_k3_masked_fraction"]) == pytest.approx(0, abs=1e-6)
+    assert float(e.metrics["rollout_corr/rollout_rs_seq_masked_fraction"]) == pytest.approx((lengths > 2).mean())
+    assert float(e.metrics["rollout_corr/kl"]) == pytest.approx(-np.log(1.1), rel=1e-4)
+    assert float(e.metrics["rollout_corr/chi2_token"]) == pytest.approx(1.1**2 - 1, rel=1e-4)
+    assert float(e.metrics["rollout_corr/ppl_ratio"]) == pytest.approx(1 / 1.1, rel=1e-4)
+    # the alarm of mismatch still speaks of everything that was sampled
+    assert float(e.metrics["training/rollout_logp_diff_mean"]) == pytest.approx(np.log(1.1), rel=1e-4)
+    np.testing.assert_array_equal(np.where(e.batch.mask, 0, e.advantages), 0)
+
+
 def test_the_policy_loss_is_weighted_token_by_token():
     model = tiny_model()
     whole = experience(np.log(0.5), rollout_is="token")
