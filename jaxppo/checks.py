@@ -153,8 +153,10 @@ def _check_numbers(c: Config) -> None:
     for setting, betas in {"actor.betas": c.actor.betas, "critic.betas": c.critic.betas}.items():
         _require(all(0 <= beta < 1 for beta in betas), setting, betas, "two numbers from 0 to under 1")
     _require(math.isfinite(c.reward.error_score), "reward.error_score", c.reward.error_score, "a finite number")
-    _require(0 < c.rollout.top_p <= 1, "rollout.top_p", c.rollout.top_p, "a number over 0 up to 1")
-    _require(c.rollout.top_k == -1 or c.rollout.top_k > 0, "rollout.top_k", c.rollout.top_k, "-1 (all) or > 0")
+    for setting, value in {"rollout.top_p": c.rollout.top_p, "rollout.val_top_p": c.rollout.val_top_p}.items():
+        _require(0 < value <= 1, setting, value, "a number over 0 up to 1")
+    for setting, value in {"rollout.top_k": c.rollout.top_k, "rollout.val_top_k": c.rollout.val_top_k}.items():
+        _require(value == -1 or value > 0, setting, value, "-1 (all) or > 0")
     _require(c.actor.clip_ratio_c > 1, "actor.clip_ratio_c", c.actor.clip_ratio_c, "a number > 1")
     for setting, value in {"trainer.save_freq": c.trainer.save_freq, "trainer.test_freq": c.trainer.test_freq}.items():
         _require(value == -1 or value > 0, setting, value, "-1 (only at the end) or a number of steps > 0")
@@ -227,6 +229,9 @@ def _check_estimator(c: Config) -> None:
 
 
 def _check_sampling(c: Config) -> None:
+    if c.rollout.val_temperature == 0:
+        valid = "1 with rollout.val_temperature = 0: greedy responses are all the same"
+        _require(c.rollout.val_n == 1, "rollout.val_n", c.rollout.val_n, valid)
     rule, buffer = c.algorithm.filter_groups, c.reward.overlong_buffer
     most = rule.max_num_gen_batches
     _require(most >= 0, "algorithm.filter_groups.max_num_gen_batches", most, "0 (no bound) or a number > 0")

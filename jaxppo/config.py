@@ -121,6 +121,10 @@ class RolloutConfig:
     """A step's mean |log-prob(trainer) - log-prob(engine)| above this, in nats, is reported as an alarm."""
     val_temperature: float = 0.0
     """0 is greedy."""
+    val_top_k: int = -1
+    """Of validation; -1 keeps the whole vocabulary."""
+    val_top_p: float = 1.0
+    """Of validation: the smallest set of tokens with this probability, over 0 up to 1."""
     val_n: int = 1
     """Responses per validation prompt; accuracy is their mean."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxppo.checks import check, settings
-from jaxppo.config import ActorConfig, Config, ConfigError, DataConfig
+from jaxppo.config import ActorConfig, Config, ConfigError, DataConfig, RolloutCorrectionConfig
 
 BASE = Config(data=DataConfig(train_files=("train.parquet",)))
 
@@ -67,6 +67,14 @@ BAD = [
     ("rollout.top_p", 0.0),
     ("rollout.top_p", 1.1),
     ("rollout.top_k", 0),
+    ("rollout.val_top_k", 0),
+    ("rollout.val_top_p", 0.0),
+    ("rollout.val_n", 2),
+    ("trainer.critic_warmup", -1),
+    ("actor.tau_pos", 0.0),
+    ("actor.policy_loss.clip_cov_ratio", 0.0),
+    ("actor.policy_loss.clip_cov_ub", 0.5),
+    ("algorithm.filter_groups.max_num_gen_batches", -1),
     ("rollout.top_k", -2),
     ("algorithm.gamma", 1.5),
     ("algorithm.lam", -0.1),
@@ -211,3 +219,54 @@ def test_every_setting_has_a_line_of_help(section):
         if is_setting and not documented:
             missing.append(ast.unparse(field.target))
     assert missing == []
+
+
+WITHOUT_CRITIC = {"algorithm__adv_estimator": "grpo", "rollout__n": 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rollout__n": 1}, "rollout.n = 1: valid is 2 or more with algorithm.adv_estimator = grpo"),
+        ({"critic__path": "x"}, "critic.path = x: valid is None with algorithm.adv_estimator = grpo"),
+        ({"trainer__critic_warmup": 3}, "trainer.critic_warmup = 3: valid is 0 with"),
+        ({"rollout__offload": ("critic",)}, "rollout.offload = ('critic',): valid is no critic with"),
+        (
+            {"actor__policy_loss__loss_mode": "gspo"},
+            "actor.loss_agg_mode = token-mean: valid is seq-mean-token-mean with actor.policy_loss.loss_mode = gspo",
+        ),
+        (
+            {"reward__overlong_buffer__enable": True},
+            "reward.overlong_buffer.len = 0: valid is 1 to data.max_response_length = 512",
+        ),
+        *(
+            (
+                {
+                    "algorithm__rollout_correction__rollout_rs": tests,
+                    "algorithm__rollout_correction__rollout_rs_threshold": bounds,
+                },
+                "algorithm.rollout_correction.rollout_rs_threshold = (",
+            )
+            for tests, bounds in [
+                (("token_k1",), ("x",)),
+                (("token_k1",), ("2_0.5",)),
+                (("token_k3",), ("0.1_0.5",)),
+                (("token_k2",), ("0",)),
+                (("token_k1", "token_k2"), ("2", "1", "3")),
+            ]
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together(change, message):
+    with pytest.raises(ConfigError) as caught:
+        check(changed(**(WITHOUT_CRITIC | change)))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_bounds_of_rejection_are_read_as_verl_writes_them():
+    tests = ("token_k1", "seq_mean_k3", "seq_sum_k1")
+    correction = RolloutCorrectionConfig(rollout_rs=tests, rollout_rs_threshold=("0.5_2.5", "0.01", "4"))
+    assert [bounds[1:] for bounds in correction.rejections] == [(0.5, 2.5), (100.0, 0.01), (0.25, 4.0)]
+    one_for_all = RolloutCorrectionConfig(rollout_rs=("token_k1", "token_k2"))
+    assert one_for_all.rejections == (("token_k1", 0.5, 2.0), ("token_k2", 0.5, 2.0))

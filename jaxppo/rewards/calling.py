@@ -4,7 +4,8 @@
     async def compute_score(data_source, solution_str, ground_truth, extra_info)      many samples at a time
     def compute_score(data_sources, solution_strs, ground_truths, extra_infos)        a list of scores for lists
 
-A score is a number, or a dict with `score` and further numbers. Nothing here imports NumPy or jax: workers start fast.
+A score is a number, or a dict with `score`, further numbers, and the answer that was read as `pred`.
+Nothing here imports NumPy or jax: workers start fast.
 """
 
 import copy
@@ -16,6 +17,8 @@ from typing import Any, Literal
 FLOAT32_MAX = 3.4028234663852886e38
 REASON_LENGTH = 500
 """Characters of a failure's reason that are kept."""
+PRED_LENGTH = 200
+"""Characters of a `pred` by which answers are told apart."""
 
 Form = Literal["single", "async", "batch"]
 Failure = Literal["errors", "timeouts", "crashes"]
@@ -37,6 +40,8 @@ class Outcome:
 
     score: float = 0.0
     further: dict[str, float] = dataclasses.field(default_factory=dict)
+    pred: str | None = None
+    """The answer that was read in the response, for maj@k."""
     failure: Failure | None = None
     reason: str = ""
 
@@ -126,15 +131,16 @@ def guarded(call: Callable[[], Any]) -> Outcome:
 
 def to_outcome(result: Any) -> Outcome:
     """Raises ValueError where the score is no finite float32. Further values are kept where they are finite numbers."""
-    score, further = result, {}
+    score, further, pred = result, {}, None
     if isinstance(result, dict):
         if "score" not in result:
             raise ValueError(f"the dict has no score; its keys are {', '.join(map(str, result))}")
         score = result["score"]
-        further = {str(key): float(x) for key, x in result.items() if key != "score" and _is_finite(x)}
+        further = {str(key): float(x) for key, x in result.items() if key not in ("score", "pred") and _is_finite(x)}
+        pred = str(result["pred"])[:PRED_LENGTH] if result.get("pred") is not None else None
     if not _is_finite(score):
         raise ValueError(f"the score is {score!r}, not a finite number in float32")
-    return Outcome(float(score), further)
+    return Outcome(float(score), further, pred)
 
 
 def failed(error: BaseException) -> Outcome:

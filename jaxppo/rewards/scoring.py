@@ -27,6 +27,8 @@ class Scores:
     errors: list[str | None]
     metrics: dict[str, np.ndarray]
     """reward/NAME -> [N] of each further number that the function returned; NaN where a sample has none."""
+    preds: list[str | None]
+    """The answer that the function read in each response; None where it says none."""
     failures: dict[str, float]
     """reward/errors, reward/timeouts and reward/crashes: how many samples each has cost."""
 
@@ -59,6 +61,7 @@ class Reward:
             np.array([self._config.error_score if o.failure else o.score for o in outcomes], np.float32),
             [outcome.reason if outcome.failure else None for outcome in outcomes],
             {f"reward/{name}": np.array([o.further.get(name, np.nan) for o in outcomes]) for name in names},
+            [o.pred for o in outcomes],
             {f"reward/{failure}": float(counts[failure]) for failure in FAILURES},
         )
 

@@ -37,7 +37,8 @@ def main(fd: int) -> None:
     _say(connection, {"form": caller.form})
 
     def report(i: int, outcome: Outcome) -> None:
-        _say(connection, [i, outcome.score, outcome.further, outcome.failure, outcome.reason])
+        further = outcome.further if outcome.pred is None else {**outcome.further, "pred": outcome.pred}
+        _say(connection, [i, outcome.score, further, outcome.failure, outcome.reason])
 
     while True:
         try:

@@ -125,6 +125,8 @@ def build(config: Config) -> Run:
         ),
         val_sampling=Sampling(
             temperature=config.rollout.val_temperature,
+            top_k=config.rollout.val_top_k,
+            top_p=config.rollout.val_top_p,
             n=config.rollout.val_n,
             max_new_tokens=config.data.max_response_length,
             eos_ids=eos,

@@ -13,6 +13,7 @@ from jaxppo.rewards.calling import Sample as RewardSample
 from jaxppo.rewards.scoring import Reward, Scores
 from jaxppo.rollout.engine import Completion, Engine, Sampling
 from jaxppo.run.metrics import Metrics
+from jaxppo.run.validation_metrics import validation_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +46,21 @@ def validate(
     key: jax.Array,
     show: int,
 ) -> tuple[Metrics, list[Sample]]:
-    """verl's val-core/{source}/acc/mean@n and val-aux/*, over exactly the given prompts, and `show` samples."""
+    """verl's val-core/{source}/acc/* and val-aux/*, over exactly the given prompts, and `show` samples.
+
+    `acc` is what the reward function returns by that name, or else the score; the score is then `reward`.
+    """
     completions = engine.generate([p.tokens for p in prompts], sampling, key)
     repeated = [p for p in prompts for _ in range(sampling.n)]
     texts, scores = score_completions(tokenizer, reward, repeated, completions)
     sources = np.array([p.data_source for p in repeated])
     lengths = np.array([len(c.tokens) for c in completions])
     truncated = np.array([c.finish_reason == "length" for c in completions])
-    metrics: Metrics = {}
+    numbers = {name.removeprefix("reward/"): x for name, x in scores.metrics.items()}
+    numbers |= {"reward" if "acc" in numbers else "acc": scores.scores}
+    metrics = validation_metrics(sources, numbers, scores.preds, sampling.n)
     for source in sorted(set(sources.tolist())):
         here = sources == source
-        metrics[f"val-core/{source}/acc/mean@{sampling.n}"] = float(scores.scores[here].mean())
         metrics[f"val-aux/{source}/response_length/mean"] = float(lengths[here].mean())
         metrics[f"val-aux/{source}/response_length/clip_ratio"] = float(truncated[here].mean())
     metrics["val-aux/num_prompts"] = float(len(prompts))
@@ -72,6 +77,6 @@ def accuracy_summary(lines: Sequence[Mapping[str, Any]]) -> str:
     """
     accuracy = {}
     for line in lines:
-        if core := [x for name, x in line.items() if name.startswith("val-core/")]:
+        if core := [x for name, x in line.items() if name.startswith("val-core/") and "/acc/mean@" in name]:
             accuracy["after" if line["step"] else "before"] = float(np.mean(core))
     return "accuracy " + ("  ".join(f"{when} {x:.4f}" for when, x in accuracy.items()) or "not measured")

@@ -93,6 +93,16 @@ def test_no_samples_have_no_scores():
     assert score("gsm8k", []).scores.shape == (0,)
 
 
+def test_the_answer_that_was_read_is_kept_apart_from_numbers():
+    def answers(data_source, solution_str, ground_truth, extra_info):
+        return {"score": 1.0, "pred": solution_str * 300} if extra_info["index"] else {"score": 1.0, "pred": None}
+
+    result = score(answers)
+    assert result.preds[0] is None
+    assert [len(pred) for pred in result.preds[1:]] == [200] * 3
+    assert result.metrics == {}
+
+
 def test_further_numbers_become_metrics():
     result = score(
         lambda **sample: {"score": 1, "length": len(sample["solution_str"]), "note": "x", "acc": float("nan")}

@@ -116,7 +116,13 @@ class World:
     def scores(self, samples):
         found = [self.score(*map(int, s.solution_str.split())) for s in samples]
         acc = np.array([float(x > 0) for x in found])
-        return Scores(np.array(found, np.float32), [None] * len(found), {"reward/acc": acc}, {"reward/errors": 1.0})
+        return Scores(
+            np.array(found, np.float32),
+            [None] * len(found),
+            {"reward/acc": acc},
+            [None] * len(found),
+            {"reward/errors": 1.0},
+        )
 
 
 def test_without_dynamic_sampling_a_batch_is_taken_as_it_is():

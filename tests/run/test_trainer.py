@@ -69,7 +69,7 @@ def test_validation_counts_exactly_its_rows():
     sampling = Sampling(temperature=0.0, n=2, max_new_tokens=4, eos_ids=(2,))
     metrics, samples = validate(echo, echo, reward_of(score), prompts, sampling, None, 3)
     assert len(seen) == 2 * 1319
-    assert metrics == {
+    assert {name: x for name, x in metrics.items() if "/acc/" not in name or "mean@" in name} == {
         "val-core/a/acc/mean@2": 1.0,
         "val-core/b/acc/mean@2": 0.0,
         "val-aux/a/response_length/mean": 2.0,
