@@ -6,7 +6,8 @@ parallel.platform before anything starts): only then can weights go over as poin
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -45,23 +46,24 @@ class VLLMBackend:
             raise RuntimeError("parallel.platform.prepare was not called: vLLM would start a process of its own")
         _check_device(rollout)
         try:
-            self._llm = LLM(
-                model=settings.folder,
-                dtype=settings.dtype,
-                load_format="dummy",
-                skip_tokenizer_init=True,
-                generation_config="vllm",  # nothing of the folder's own sampling defaults
-                max_model_len=settings.max_model_len,
-                max_num_seqs=rollout.max_num_seqs,
-                max_num_batched_tokens=max(rollout.max_num_batched_tokens, settings.max_model_len),
-                gpu_memory_utilization=rollout.gpu_memory_utilization,
-                enforce_eager=rollout.enforce_eager,
-                enable_sleep_mode=rollout.sleep_level > 0,
-                logprobs_mode="processed_logprobs",
-                enable_prefix_caching=True,
-                block_size=BLOCK_SIZE,
-                **_layout(rollout, settings),
-            )
+            with _captures_of_this_thread():
+                self._llm = LLM(
+                    model=settings.folder,
+                    dtype=settings.dtype,
+                    load_format="dummy",
+                    skip_tokenizer_init=True,
+                    generation_config="vllm",  # nothing of the folder's own sampling defaults
+                    max_model_len=settings.max_model_len,
+                    max_num_seqs=rollout.max_num_seqs,
+                    max_num_batched_tokens=max(rollout.max_num_batched_tokens, settings.max_model_len),
+                    gpu_memory_utilization=rollout.gpu_memory_utilization,
+                    enforce_eager=rollout.enforce_eager,
+                    enable_sleep_mode=rollout.sleep_level > 0,
+                    logprobs_mode="processed_logprobs",
+                    enable_prefix_caching=True,
+                    block_size=BLOCK_SIZE,
+                    **_layout(rollout, settings),
+                )
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             hint = "" if rollout.enforce_eager else "; rollout.enforce_eager = true starts it without CUDA graphs"
@@ -166,3 +168,18 @@ def _check_device(rollout: RolloutConfig) -> None:
             f"rollout.engine = 'vllm' runs one process per GPU, but this one sees {torch.cuda.device_count()}: "
             "give each process its own through CUDA_VISIBLE_DEVICES"
         )
+
+
+@contextmanager
+def _captures_of_this_thread() -> Iterator[None]:
+    """While vLLM records CUDA graphs, jax's threads may take and return memory: only the recording thread must not."""
+    usual = torch.cuda.graph.__init__
+
+    def thread_local(self: Any, *args: Any, **kwargs: Any) -> None:
+        usual(self, *args, **({"capture_error_mode": "thread_local"} | kwargs))
+
+    torch.cuda.graph.__init__ = thread_local
+    try:
+        yield
+    finally:
+        torch.cuda.graph.__init__ = usual
