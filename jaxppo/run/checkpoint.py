@@ -112,8 +112,9 @@ def restore(path: Path, abstract_state: TrainState) -> Resumed:
             loaded = checkpointer.restore(path, args=args)
         except (ValueError, OSError, KeyError) as error:
             reason = str(error).strip().splitlines()[0]
+            critic = "without a critic" if abstract_state.critic is None else "with a critic"
             raise UserError(
-                f"{path}: this checkpoint cannot be restored into the configured model ({reason})"
+                f"{path}: this checkpoint cannot be restored into the configured model {critic} ({reason})"
             ) from None
     state, extra = loaded["state"], loaded["extra"]
     state = dataclasses.replace(state, key=jax.random.wrap_key_data(state.key))

@@ -59,6 +59,19 @@ def test_a_round_trip_gives_back_everything(tmp_path):
     assert resumed.config["actor"]["betas"] == [0.9, 0.999]
 
 
+def test_a_run_without_a_critic_has_none_in_its_checkpoint(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), None)
+    alone = state_of(1).replace(critic=None, critic_opt=None)
+    checkpoints.save(alone, {}, {"step": 1}, Config(), "print")
+    checkpoints.close()
+    resumed = restore(checkpoints.directory / "step_1", abstract(alone))
+    assert resumed.state.critic is None
+    assert resumed.state.critic_opt is None
+    np.testing.assert_array_equal(resumed.state.actor["w"], weights(1))
+    with pytest.raises(UserError, match="cannot be restored into the configured model with a critic"):
+        restore(checkpoints.directory / "step_1", abstract(state_of(0)))
+
+
 def test_a_save_keeps_what_is_donated_afterwards(tmp_path):
     """The next update overwrites the buffers while the writing still goes on."""
     checkpoints = Checkpoints(str(tmp_path), None)
