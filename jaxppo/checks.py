@@ -31,6 +31,8 @@ def check(config: Config) -> Config:
     _check_rejection(config)
     _check_data(config)
     _check_engine(config)
+    skipping = config.guards.grad_norm == "skip"
+    _require(not skipping or config.guards.grad_norm_max is not None, "guards.grad_norm_max", None, "a number > 0 with guards.grad_norm = skip")
     return config
 
 
@@ -122,6 +124,9 @@ def _check_numbers(c: Config) -> None:
         "reward.timeout_s": c.reward.timeout_s,
         "reward.memory_gb": c.reward.memory_gb,
         "trainer.total_epochs": c.trainer.total_epochs,
+        "guards.window": c.guards.window,
+        "guards.kl_max": c.guards.kl_max,
+        "guards.grad_norm_spike": c.guards.grad_norm_spike,
     }
     for setting, value in positive.items():
         _require(math.isfinite(value) and value > 0, setting, value, "a number > 0")
@@ -141,12 +146,17 @@ def _check_numbers(c: Config) -> None:
         "reward.retries": c.reward.retries,
         "trainer.critic_warmup": c.trainer.critic_warmup,
         "trainer.log_val_generations": c.trainer.log_val_generations,
+        "guards.kl_min": c.guards.kl_min,
+        "guards.entropy_min": c.guards.entropy_min,
+        "guards.plateau_change": c.guards.plateau_change,
+        "guards.max_rollbacks": c.guards.max_rollbacks,
     }
     for setting, value in not_negative.items():
         _require(math.isfinite(value) and value >= 0, setting, value, "a number >= 0")
     for setting, value in {"trainer.seed": c.trainer.seed, "data.seed": c.data.seed}.items():
         _require(0 <= value < 2**32, setting, value, f"an integer from 0 to {2**32 - 1}")
     unit = {"algorithm.gamma": c.algorithm.gamma, "algorithm.lam": c.algorithm.lam}
+    unit |= {"guards.reward_drop": c.guards.reward_drop, "guards.rollback_factor": c.guards.rollback_factor}
     unit |= {"actor.min_lr_ratio": c.actor.min_lr_ratio, "critic.min_lr_ratio": c.critic.min_lr_ratio}
     for setting, value in unit.items():
         _require(0 <= value <= 1, setting, value, "a number from 0 to 1")
@@ -163,6 +173,8 @@ def _check_numbers(c: Config) -> None:
     optional = {
         "trainer.total_training_steps": c.trainer.total_training_steps,
         "trainer.max_ckpt_to_keep": c.trainer.max_ckpt_to_keep,
+        "guards.grad_norm_max": c.guards.grad_norm_max,
+        "guards.rollback_lr": c.guards.rollback_lr,
     }
     for setting, value in optional.items():
         _require(value is None or value > 0, setting, value, "None or a number > 0")

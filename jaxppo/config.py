@@ -19,6 +19,7 @@ from jaxppo.config_algorithm import KLControlConfig as KLControlConfig
 from jaxppo.config_algorithm import OptimizerConfig as OptimizerConfig
 from jaxppo.config_algorithm import PolicyLossConfig as PolicyLossConfig
 from jaxppo.config_algorithm import RolloutCorrectionConfig as RolloutCorrectionConfig
+from jaxppo.config_guards import GuardsConfig as GuardsConfig
 
 
 class UserError(Exception):
@@ -200,8 +201,14 @@ class TrainerConfig:
     """PPO steps in which only the critic learns."""
     resume: str = "auto"
     """"auto" (the newest complete checkpoint in output_dir, if any), "never", or a checkpoint's path."""
+    load_contents: tuple[Literal["model", "optimizer", "controller", "data"], ...] = (
+        "model", "optimizer", "controller", "data",
+    )  # fmt: skip
+    """What a resume takes from the checkpoint; the rest is as in a new run, the step's number excepted."""
     max_ckpt_to_keep: int | None = None
     """None keeps all."""
+    best_metric: str | None = None
+    """The checkpoint with the greatest value of this metric is kept beside the newest ones."""
     log_val_generations: int = 3
     """Completions printed at each validation."""
     seed: int = 0
@@ -221,6 +228,7 @@ class Config:
     reward: RewardConfig = field(default_factory=RewardConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    guards: GuardsConfig = field(default_factory=GuardsConfig)
 
     @property
     def needs_critic(self) -> bool:

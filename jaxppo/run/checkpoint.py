@@ -1,24 +1,39 @@
 """Checkpoints: the whole TrainState and where the data stands, written by Orbax in the background, complete or absent.
 
-Layout: output_dir/checkpoints/step_N/{state, extra}. A directory counts once Orbax has finished it; what a killed
-process left is set aside. An old one is deleted only after its successor is complete.
+Layout: output_dir/checkpoints/step_N/{state, extra, manifest.json}. A directory counts once Orbax has finished it;
+what a killed process left is set aside, and so is one whose files are not those of its manifest. An old one is
+deleted only after its successor is complete.
 """
 
 import dataclasses
+import math
 import time
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxppo.config import Config, ConfigError, UserError
+from orbax.checkpoint import checkpoint_managers as managers
+
+from jaxppo.config import Config, ConfigError, UserError, did_you_mean
+from jaxppo.run.manifest import find_fault, write_manifest
 from jaxppo.step.state import TrainState
 
 FIXED = ("data.train_batch_size", "data.shuffle", "data.seed", "trainer.seed")
 """Settings that give a position in the data and a key their meaning: a resumed run cannot change them."""
-SILENT = ("trainer", "rollout", "mesh", "reward")
+SILENT = ("trainer", "rollout", "mesh", "reward", "guards")
 """Sections whose other settings a resumed run may change without a word."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovery:
+    """What roll-backs have left."""
+
+    rollbacks: int
+    rates: tuple[float, float] | None
+    """Learning rates of actor and critic instead of the config's; None before the first roll-back."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +48,14 @@ class Resumed:
     """Of the training prompts."""
     line: dict[str, Any]
     """The step's line of metrics.jsonl."""
+    recovery: Recovery
 
 
 class Checkpoints:
     """The checkpoints of one run. Raises UserError where the directory cannot be written."""
 
-    def __init__(self, output_dir: str, max_to_keep: int | None) -> None:
+    def __init__(self, output_dir: str, max_to_keep: int | None, best_metric: str | None = None) -> None:
+        """With `best_metric`, the one with its greatest value is kept beside the newest `max_to_keep`."""
         self.directory = Path(output_dir).absolute() / "checkpoints"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -48,26 +65,73 @@ class Checkpoints:
                     path.rename(_free_name(path.with_name(f"incomplete_{path.name}")))
         except OSError as error:
             raise UserError(f"trainer.output_dir = {output_dir}: cannot be written ({error.strerror})") from None
+        self.notes: list[str] = []
+        """What `find` has set aside."""
+        self._best_metric, self._writing = best_metric, self.directory
+        keep: list[managers.PreservationPolicy] = [managers.LatestN(max_to_keep)]
+        if best_metric is not None:
+            keep.append(managers.BestN(get_metric_fn=lambda x: x["value"], n=1, keep_checkpoints_without_metrics=False))
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=max_to_keep, step_prefix="step", cleanup_tmp_directories=True, enable_async_checkpointing=True
+            preservation_policy=managers.AnyPreservationPolicy(keep),
+            step_prefix="step",
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=True,
+            async_options=ocp.AsyncOptions(post_finalization_callback=lambda: write_manifest(self._writing)),
         )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
     def save(
-        self, state: TrainState, data: dict[str, Any], line: dict[str, Any], config: Config, fingerprint: str
+        self,
+        state: TrainState,
+        data: dict[str, Any],
+        line: dict[str, Any],
+        config: Config,
+        fingerprint: str,
+        recovery: Recovery = Recovery(0, None),
     ) -> float:
         """Copies all to the host, writes it in the background, and returns the seconds that the copy took.
 
         The next save, or `wait`, ends when it is complete.
         """
         start = time.perf_counter()
+        self.wait()
+        self._writing = self.directory / f"step_{int(state.step)}"
         extra = {"data": data, "config": dataclasses.asdict(config), "fingerprint": fingerprint, "line": line}
+        extra["recovery"] = dataclasses.asdict(recovery)
         args = ocp.args.Composite(state=ocp.args.StandardSave(_with_key_data(state)), extra=ocp.args.JsonSave(extra))
         try:
-            self._manager.save(int(state.step), args=args, force=True)
+            self._manager.save(int(state.step), args=args, metrics=self._score(line), force=True)
         except (OSError, ValueError) as error:
             raise _cannot_save(self.directory, error) from error
         return time.perf_counter() - start
+
+    def _score(self, line: dict[str, Any]) -> dict[str, float] | None:
+        """What the best one is chosen by; None for a step that did not measure it."""
+        if self._best_metric is None:
+            return None
+        value = line.get(self._best_metric)
+        measured = "critic/score/mean" in line and (
+            not self._best_metric.startswith("val-") or any(name.startswith("val-") for name in line)
+        )
+        if self._best_metric not in line and measured:
+            near = did_you_mean(self._best_metric, line)
+            raise ConfigError(f"trainer.best_metric = {self._best_metric}: no step has such a metric{near}")
+        return None if value is None or not math.isfinite(value) else {"value": value}
+
+    def steps(self) -> list[int]:
+        """Those that are complete."""
+        return list(self._manager.all_steps())
+
+    def newest(self) -> Path | None:
+        """The newest complete one whose files are as they were written; damaged ones are set aside, with a note."""
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            path = self.directory / f"step_{step}"
+            if (fault := find_fault(path)) is None:
+                return path
+            path.rename(_free_name(path.with_name(f"damaged_{path.name}")))
+            self.notes.append(f"{path.name} is damaged ({fault}): set aside, the checkpoint before it is used")
+            self._manager.reload()
+        return None
 
     def wait(self) -> None:
         """Until the last save is complete."""
@@ -85,11 +149,12 @@ class Checkpoints:
         if resume == "never":
             return None
         if resume == "auto":
-            step = self._manager.latest_step()
-            return None if step is None else self.directory / f"step_{step}"
+            return self.newest()
         path = Path(resume).absolute()
         if not is_complete(path):
             raise ConfigError(f"trainer.resume = {resume}: valid is auto, never, or the path of a complete checkpoint")
+        if (fault := find_fault(path)) is not None:
+            raise UserError(f"trainer.resume = {resume}: this checkpoint is damaged ({fault})")
         return path
 
     def refuse_later(self, step: int) -> None:
@@ -111,14 +176,31 @@ def restore(path: Path, abstract_state: TrainState) -> Resumed:
         try:
             loaded = checkpointer.restore(path, args=args)
         except (ValueError, OSError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             critic = "without a critic" if abstract_state.critic is None else "with a critic"
             raise UserError(
                 f"{path}: this checkpoint cannot be restored into the configured model {critic} ({reason})"
             ) from None
     state, extra = loaded["state"], loaded["extra"]
     state = dataclasses.replace(state, key=jax.random.wrap_key_data(state.key))
-    return Resumed(state, extra["data"], extra["config"], extra["fingerprint"], extra["line"])
+    rates = extra["recovery"]["rates"]
+    recovery = Recovery(extra["recovery"]["rollbacks"], None if rates is None else (rates[0], rates[1]))
+    return Resumed(state, extra["data"], extra["config"], extra["fingerprint"], extra["line"], recovery)
+
+
+def take(state: TrainState, first: TrainState | None, config: Config) -> TrainState:
+    """The parts of a checkpoint's state that trainer.load_contents names; the others from a new run's `first` one,
+    which may be None where nothing of it is used. A fixed KL coefficient is always the config's.
+    """
+    contents = config.trainer.load_contents
+    if config.algorithm.kl_ctrl.type == "fixed":
+        coef = jax.device_put(np.float32(config.algorithm.kl_ctrl.kl_coef), state.kl.coef.sharding)
+        state = dataclasses.replace(state, kl=dataclasses.replace(state.kl, coef=coef))
+    if first is None:
+        return state
+    parts = {"model": ("actor", "critic"), "optimizer": ("actor_opt", "critic_opt"), "controller": ("kl",)}
+    fresh = [field for part, fields in parts.items() if part not in contents for field in fields]
+    return dataclasses.replace(state, **{field: getattr(first, field) for field in fresh})
 
 
 def check_resumable(resumed: Resumed, config: Config, fingerprint: str) -> list[str]:
@@ -126,18 +208,21 @@ def check_resumable(resumed: Resumed, config: Config, fingerprint: str) -> list[
 
     Raises UserError where the data or a setting of FIXED is not the same.
     """
-    if resumed.fingerprint != fingerprint:
+    moves_on = "data" in config.trainer.load_contents
+    if resumed.fingerprint != fingerprint and moves_on:
         raise UserError(
             "data.train_files: the prompts differ from those of the checkpoint, whose position in them would mean "
-            "nothing: restore the files, or start a new run with trainer.resume = never and another trainer.output_dir"
+            "nothing: restore the files, or start a new run with trainer.resume = never and another trainer.output_dir, or leave data out of trainer.load_contents"
         )
     changed = _differences(resumed.config, _plain(dataclasses.asdict(config)))
     for name, old, new in changed:
-        if name in FIXED:
+        if name in FIXED and (moves_on or not name.startswith("data")):
             raise ConfigError(f"{name} = {new}: a run resumed from this checkpoint must keep its {old}")
-    return [
-        f"{name}: {old!r} in the checkpoint, {new!r} now" for name, old, new in changed if not name.startswith(SILENT)
-    ]
+    lines = {name: f"{name}: {old!r} in the checkpoint, {new!r} now" for name, old, new in changed}
+    started = "algorithm.kl_ctrl.kl_coef"
+    if started in lines and config.algorithm.kl_ctrl.type == "adaptive" and "controller" in config.trainer.load_contents:
+        lines[started] += "; the adaptive coefficient goes on from the checkpoint's own"
+    return [line for name, line in lines.items() if not name.startswith(SILENT)]
 
 
 def is_complete(path: Path) -> bool:
@@ -178,5 +263,5 @@ def _free_name(path: Path) -> Path:
 
 def _cannot_save(directory: Path, error: OSError | ValueError) -> UserError:
     """tensorstore tells of a full disk with a ValueError, the reason at the end of its first line."""
-    reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0].rpartition(": ")[2]
+    reason = error.strerror if isinstance(error, OSError) else f"{error}\n".splitlines()[0].rpartition(": ")[2]
     return UserError(f"{directory}: a checkpoint could not be written ({reason}); the last complete one is kept")

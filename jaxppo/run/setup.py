@@ -25,21 +25,19 @@ from jaxppo.rewards.scoring import Reward, open_reward
 from jaxppo.rollout.engine import Engine, Sampling
 from jaxppo.rollout.jax_engine import JaxEngine
 from jaxppo.rollout.vllm_engine import start_vllm
-from jaxppo.run.checkpoint import Checkpoints, check_resumable, restore
+from jaxppo.run.checkpoint import Checkpoints, Recovery, check_resumable, restore, take
 from jaxppo.run.notes import controller_notes, resume_notes
+from jaxppo.run.programs import Programs, with_rates
 from jaxppo.step.init import actor_shardings, init_state, state_shardings
-from jaxppo.step.packing import rows_bound
-from jaxppo.step.score import ScoreStep, make_score_step
 from jaxppo.step.state import Params, TrainState
-from jaxppo.step.update import UpdateStep, make_update_step
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Run:
     """The parts of a run, ready for step `state.step`."""
 
     config: Config
-    """With trainer.total_training_steps resolved."""
+    """As it was given, with trainer.total_training_steps resolved; `programs.config` is what acts."""
     mesh: Mesh
     tokenizer: Any
     train: PromptSet
@@ -49,15 +47,14 @@ class Run:
     engine: Engine
     sampling: Sampling
     val_sampling: Sampling
-    score: ScoreStep
-    update: UpdateStep
+    programs: Programs
     state: TrainState
     resumed: Mapping[str, Any] | None
     """Of the checkpoint that the run goes on from: its step's line of metrics; None for a new run."""
     reference: Params | None
     checkpoints: Checkpoints
-    rows: int
-    """Rows of a microbatch, over all devices."""
+    recovery: Recovery
+    """The roll-backs so far."""
     notes: tuple[str, ...]
     """What a person should know before the first step."""
 
@@ -85,17 +82,32 @@ def build(config: Config) -> Run:
         )
     check_fits(mesh, actor_model.config, "model.path", config.row_length)
     check_fits(mesh, critic_model.config, "critic.path", config.row_length)
-    checkpoints = Checkpoints(config.trainer.output_dir, config.trainer.max_ckpt_to_keep)
-    rows = rows_per_microbatch(config, mesh)
-    notes = _describe(config, mesh, rows, train, val, loader) + controller_notes(config)
+    checkpoints = Checkpoints(
+        config.trainer.output_dir, config.trainer.max_ckpt_to_keep, config.trainer.best_metric
+    )
+    programs, recovery = Programs(config, mesh, actor_model, critic_model), Recovery(0, None)
+    notes = _describe(config, mesh, programs.rows, train, val, loader) + controller_notes(config)
     found, line = checkpoints.find(config.trainer.resume), None
+    notes += checkpoints.notes
     if found is None:
         state = _first_state(config, actor_model, critic_model, str(folder), str(critic_path), mesh)
     else:
         resumed = restore(found, _abstract_state(config, actor_model, critic_model, mesh))
         notes += resume_notes(found, resumed.config, config) + check_resumable(resumed, config, train.fingerprint)
-        loader.load_state_dict(resumed.data)
-        state, line = resumed.state, resumed.line
+        state, line, recovery = resumed.state, resumed.line, resumed.recovery
+        if "data" in config.trainer.load_contents:
+            loader.load_state_dict(resumed.data)
+        if set(config.trainer.load_contents) >= {"model", "optimizer", "controller"}:
+            first = None
+        else:
+            first = _first_state(config, actor_model, critic_model, str(folder), str(critic_path), mesh)
+        state = take(state, first, config)
+        if recovery.rates is not None and not any("ctor.lr" in n or "critic.lr" in n for n in notes):
+            programs.build(with_rates(config, recovery.rates))
+            notes.append(
+                f"after {recovery.rollbacks} roll-backs: actor.lr = {recovery.rates[0]:g}, critic.lr = "
+                f"{recovery.rates[1]:g} instead of the config's"
+            )
         if int(state.step) >= steps:
             notes.append(f"all {steps} steps are done: trainer.total_training_steps sets a later end")
     checkpoints.refuse_later(int(state.step))
@@ -131,13 +143,12 @@ def build(config: Config) -> Run:
             max_new_tokens=config.data.max_response_length,
             eos_ids=eos,
         ),
-        score=make_score_step(config, actor_model, mesh, critic_model),
-        update=make_update_step(config, actor_model, mesh, critic_model),
+        programs=programs,
         state=state,
         resumed=line,
         reference=reference,
         checkpoints=checkpoints,
-        rows=rows,
+        recovery=recovery,
         notes=tuple(notes),
     )
 
@@ -155,14 +166,6 @@ def _describe(
         f"{mesh.size} {mesh.devices.flat[0].platform} device(s): {axes}; all settings in "
         f"{config.trainer.output_dir}/config.json",
     ]
-
-
-def rows_per_microbatch(config: Config, mesh: Mesh) -> int:
-    """As many rows as max_tokens_per_device allows where devices share rows, but no more than a minibatch can fill."""
-    shards = num_row_shards(mesh)
-    sequences = config.actor.ppo_mini_batch_size * config.rollout.n
-    needed = rows_bound(sequences, config.max_sequence_length, config.row_length)
-    return shards * min(config.tokens_per_row_group // config.row_length, -(-needed // shards))
 
 
 def _load_data(config: Config, tokenizer: Any) -> tuple[PromptSet, PromptSet | None, PromptLoader]:

@@ -47,19 +47,20 @@ def make_update_step(config: Config, model: Model, mesh: Mesh, critic_model: Mod
     controller = kl_controller(config.algorithm.kl_ctrl)
     total_steps = config.trainer.total_training_steps or 0
     epochs = config.actor.ppo_epochs
+    norm_max = config.guards.grad_norm_max if config.guards.grad_norm == "skip" else None
 
     def update(state: TrainState, experience: Experience) -> tuple[TrainState, Metrics]:
         critic, critic_opt, critic_metrics = state.critic, state.critic_opt, {}
         if config.needs_critic:
             critic_lr = learning_rate(config.critic, state.step, total_steps)
             critic, critic_opt, critic_metrics = optimize(
-                critic_loss, critic_tx, critic_lr, epochs, critic, critic_opt, experience
+                critic_loss, critic_tx, critic_lr, epochs, critic, critic_opt, experience, norm_max
             )
         warming_up = state.step < config.trainer.critic_warmup
         actor_lr = jnp.where(warming_up, 0.0, learning_rate(config.actor, state.step, total_steps))
         actor_epochs = jnp.where(warming_up, 0, epochs)
         actor, actor_opt, actor_metrics = optimize(
-            actor_loss, actor_tx, actor_lr, actor_epochs, state.actor, state.actor_opt, experience
+            actor_loss, actor_tx, actor_lr, actor_epochs, state.actor, state.actor_opt, experience, norm_max
         )
         next_state = dataclasses.replace(
             state,
@@ -67,7 +68,10 @@ def make_update_step(config: Config, model: Model, mesh: Mesh, critic_model: Mod
             critic=critic,
             actor_opt=actor_opt,
             critic_opt=critic_opt,
-            kl=controller.update(state.kl, experience.kl, experience.batch.num_sequences),
+            # without any token there is no KL that the controller could act on
+            kl=controller.update(
+                state.kl, jnp.where(experience.batch.mask.any(), experience.kl, jnp.nan), experience.batch.num_sequences
+            ),
             step=state.step + 1,
         )
         metrics = {f"critic/{name}": x for name, x in critic_metrics.items()}
@@ -153,11 +157,13 @@ def optimize(
     params: Params,
     opt_state: Any,
     experience: Experience,
+    grad_norm_max: float | None = None,
 ) -> tuple[Params, Any, Metrics]:
     """One optimizer step p <- p - lr * direction for each minibatch of each epoch, in their order.
 
-    A step whose gradient is not finite changes nothing and is counted in `skipped_updates`; the other metrics are
-    means over the steps that were taken, and NaN where every one was skipped.
+    A step whose gradient is not finite, or whose norm is above `grad_norm_max`, changes nothing and is counted in
+    `skipped_updates`; the other metrics are means over the steps that were taken, and NaN where every one was skipped.
+    A minibatch without any token in the loss changes nothing either, not even a moment, and counts nowhere.
     """
     minibatches = experience.batch.mask.shape[0]
 
@@ -165,24 +171,26 @@ def optimize(
         params, opt_state, totals = carry
         grads, means = gradient(loss, params, experience, i % minibatches)
         grad_norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(grad_norm)
+        empty = ~experience.batch.mask[i % minibatches].any()
+        finite = jnp.isfinite(grad_norm) if grad_norm_max is None else grad_norm <= grad_norm_max
+        taken = finite & ~empty
         direction, next_opt_state = tx.update(grads, opt_state, params)
         next_params = jax.tree.map(lambda p, d: (p - lr * d).astype(p.dtype), params, direction)
         params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), (next_params, next_opt_state), (params, opt_state)
+            lambda new, old: jnp.where(taken, new, old), (next_params, next_opt_state), (params, opt_state)
         )
-        metrics = {name: jnp.where(finite, x, 0.0) for name, x in (means | {"grad_norm": grad_norm}).items()}
-        metrics["skipped_updates"] = 1.0 - finite
+        metrics = {name: jnp.where(taken, x, 0.0) for name, x in (means | {"grad_norm": grad_norm}).items()}
+        metrics |= {"skipped_updates": jnp.float32(~finite & ~empty), "empty": jnp.float32(empty)}
         totals = {name: total + metrics[name] for name, total in totals.items()}
         return params, opt_state, totals
 
     names = jax.eval_shape(lambda: gradient(loss, params, experience, jnp.int32(0))[1])
-    totals = {name: jnp.zeros(()) for name in [*names, "grad_norm", "skipped_updates"]}
+    totals = {name: jnp.zeros(()) for name in [*names, "grad_norm", "skipped_updates", "empty"]}
     steps = epochs * minibatches
     params, opt_state, totals = jax.lax.fori_loop(0, steps, minibatch_step, (params, opt_state, totals))
-    skipped = totals.pop("skipped_updates")
-    share = jnp.where(skipped == 0, 1.0, steps / (steps - skipped))
-    metrics = {name: total / jnp.maximum(steps, 1) * share for name, total in totals.items()}
+    skipped, offered = totals.pop("skipped_updates"), steps - totals.pop("empty")
+    share = jnp.where(skipped == 0, 1.0, offered / (offered - skipped))
+    metrics = {name: total / jnp.maximum(offered, 1) * share for name, total in totals.items()}
     return params, opt_state, metrics | {"skipped_updates": skipped, "lr": lr}
 
 

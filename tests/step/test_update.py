@@ -226,6 +226,28 @@ def test_metrics_are_means_over_the_steps_that_were_taken(advantages, epochs, me
     np.testing.assert_allclose(params["p"], -0.5 * taken * (0.0 if math.isnan(mean) else mean), rtol=1e-6)
 
 
+def test_a_norm_above_its_limit_is_skipped_inside_the_update():
+    """Gradients 1, 2, 6 of one number under a limit of 3."""
+    batch = jax.tree.map(jnp.asarray, pad(random_rollouts(3), 10, rows=1, minibatches=3))
+
+    def loss(params: Any, micro: Any) -> Any:
+        return params["p"] * micro.scores[0, 0], (jnp.ones(()), {"x": (micro.scores[0, 0], jnp.ones(()))})
+
+    zeros = jnp.zeros(batch.mask.shape)
+    batch = batch.replace(scores=zeros + jnp.asarray([1.0, 2.0, 6.0])[:, None, None, None])
+    experience = Experience(
+        batch=batch, old_logp=zeros, ref_logp=zeros, values=zeros, returns=zeros, kl=jnp.zeros(()), importance=None,
+        advantages=zeros, chosen=None, metrics={},
+    )  # fmt: skip
+
+    def unpacked(params: Any, micro: Any) -> Any:
+        return loss(params, micro.batch)
+
+    tx, params = optax.identity(), {"p": jnp.zeros(())}
+    params, _, metrics = optimize(unpacked, tx, jnp.float32(1.0), 1, params, tx.init(params), experience, 3.0)
+    assert (float(params["p"]), float(metrics["skipped_updates"]), float(metrics["grad_norm"])) == (-3.0, 1.0, 1.5)
+
+
 def test_the_actor_waits_for_the_critics_warm_up(model, mesh):
     config = tiny_config()
     config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, critic_warmup=1))
@@ -251,14 +273,34 @@ def test_the_controller_moves_once_after_its_coefficient_was_used(model, mesh):
     np.testing.assert_allclose(float(state.kl.coef), 0.5 * 0.976**2, rtol=1e-6)
 
 
-def test_a_batch_without_any_token_in_the_loss_changes_only_what_decays(model, mesh):
-    config = with_lr(tiny_config(weight_decay=0.0), 1e-3)
+def test_a_batch_without_any_token_in_the_loss_changes_nothing(model, mesh):
+    """No parameter decays, no moment or count of Adam's moves, and the controller does not take it for a KL of 0."""
+    control = KLControlConfig(type="adaptive", kl_coef=0.5, target_kl=0.1, horizon=100)
+    config = tiny_config(weight_decay=0.1)
+    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, kl_ctrl=control))
     rollouts = [dataclasses.replace(r, in_loss=False) for r in random_rollouts()]
-    before = snapshot(first_state(config, model, mesh))
+    score, update = make_score_step(config, model, mesh), make_update_step(config, model, mesh)
+    state, reference = first_state(config, model, mesh), jax.tree.map(jnp.copy, model.params)
+    state, _ = update(state, score(state, reference, packed(random_rollouts(), config)))  # moments that are not 0
+    before = snapshot(state)
+    state, metrics = update(state, score(state, reference, packed(rollouts, config)))
+    after = snapshot(state)
+    assert after.step == before.step + 1
+    jax.tree.map(np.testing.assert_array_equal, after.replace(step=before.step), before)
+    assert metrics["actor/pg_loss"] == metrics["actor/grad_norm"] == metrics["actor/skipped_updates"] == 0
+
+
+def test_a_minibatch_without_any_token_in_the_loss_is_left_out(model, mesh):
+    """The first of two minibatches is empty: as if there had been the second alone, also in the metrics' means."""
+    config = tiny_config()
+    rollouts = [dataclasses.replace(r, in_loss=i >= 6) for i, r in enumerate(random_rollouts())]
     state, (metrics,) = run_steps(config, model, mesh, [packed(rollouts, config)])
-    jax.tree.map(np.testing.assert_array_equal, state.actor, before.actor)
-    assert metrics["actor/pg_loss"] == 0
-    assert metrics["actor/grad_norm"] == 0
+    swapped, (same,) = run_steps(config, model, mesh, [packed(rollouts[6:] + rollouts[:6], config)])
+    assert state.actor_opt[1].count == state.critic_opt[1].count == 1
+    jax.tree.map(np.testing.assert_array_equal, snapshot(state), snapshot(swapped))
+    for name in ("actor/grad_norm", "actor/pg_loss", "critic/vf_loss"):
+        np.testing.assert_array_equal(metrics[name], same[name])
+    assert metrics["actor/grad_norm"] > 0
 
 
 def test_bfloat16_parameters_take_a_step_too(mesh):
