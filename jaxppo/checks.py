@@ -31,8 +31,7 @@ def check(config: Config) -> Config:
     _check_rejection(config)
     _check_data(config)
     _check_engine(config)
-    skipping = config.guards.grad_norm == "skip"
-    _require(not skipping or config.guards.grad_norm_max is not None, "guards.grad_norm_max", None, "a number > 0 with guards.grad_norm = skip")
+    _check_guards(config)
     return config
 
 
@@ -291,3 +290,12 @@ def _check_engine(c: Config) -> None:
         value, only = getattr(c.rollout, name), getattr(RolloutConfig(), name)
         valid = f"{only} with rollout.engine = {c.rollout.engine}: it is vLLM's"
         _require(value == only, f"rollout.{name}", value, valid)
+
+
+def _check_guards(c: Config) -> None:
+    limit = c.guards.grad_norm_max
+    valid = "a number > 0 with guards.grad_norm = skip"
+    _require(c.guards.grad_norm != "skip" or limit is not None, "guards.grad_norm_max", limit, valid)
+    best = c.trainer.best_metric
+    if best is not None and best.startswith("val-"):
+        _require(bool(c.data.val_files), "trainer.best_metric", best, "a metric of the steps without data.val_files")

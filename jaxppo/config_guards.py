@@ -17,8 +17,8 @@ class GuardsConfig:
     window: int = 10
     """Steps whose mean is judged where a guard speaks of a window."""
     nonfinite: Action = "log"
-    """After a step with gradients that are not finite; their updates are skipped in any case (and those that grad_norm = skip
-    leaves out count here as well)."""
+    """After a step with gradients that are not finite; their updates are skipped in any case; those that
+    grad_norm = skip leaves out count here as well."""
     kl: Action | None = "log"
     """KL to the reference outside kl_min to kl_max."""
     kl_max: float = 0.2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "jaxppo"
-ROOMS = ["config_algorithm", "config", "checks"]
+ROOMS = ["config_algorithm", "config_guards", "config", "checks"]
 ROOMS += ["rl", "models", "parallel", "step", "rollout", "data", "rewards", "run", "cli", "train"]
 FILES = sorted(PACKAGE.rglob("*.py"))
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}

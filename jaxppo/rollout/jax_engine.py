@@ -46,6 +46,21 @@ class JaxEngine:
     def sleep(self) -> None:
         """Nothing to give back: its weights are the trainer's, and its caches live inside `generate`."""
 
+    def shrink(self) -> str:
+        """A fifth fewer sequences decode at the same time from here on: tokens stay the same, memory does not.
+
+        Raises UserError where there is one for each device already.
+        """
+        before, shards = self._max_num_seqs, self._model.row_shards
+        if before <= shards:
+            raise UserError(
+                f"out of memory in the rollout with rollout.max_num_seqs = {before}: settings that need less are "
+                "data.max_response_length, rollout.offload, and more devices on mesh.fsdp or mesh.tensor"
+            )
+        self._max_num_seqs = max(int(0.8 * before) // shards * shards, shards)
+        self._programs.clear()
+        return f"out of memory: rollout.max_num_seqs is {self._max_num_seqs} instead of {before} from here on"
+
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, key: jax.Array) -> list[Completion]:
         if self._params is None:
             raise RuntimeError("generate before the first publish")

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-
 from orbax.checkpoint import checkpoint_managers as managers
 
 from jaxppo.config import Config, ConfigError, UserError, did_you_mean
@@ -67,7 +66,7 @@ class Checkpoints:
             raise UserError(f"trainer.output_dir = {output_dir}: cannot be written ({error.strerror})") from None
         self.notes: list[str] = []
         """What `find` has set aside."""
-        self._best_metric, self._writing = best_metric, self.directory
+        self._best_metric, self._writing = best_metric, ""
         keep: list[managers.PreservationPolicy] = [managers.LatestN(max_to_keep)]
         if best_metric is not None:
             keep.append(managers.BestN(get_metric_fn=lambda x: x["value"], n=1, keep_checkpoints_without_metrics=False))
@@ -76,7 +75,7 @@ class Checkpoints:
             step_prefix="step",
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=lambda: write_manifest(self._writing)),
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
         )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -95,7 +94,7 @@ class Checkpoints:
         """
         start = time.perf_counter()
         self.wait()
-        self._writing = self.directory / f"step_{int(state.step)}"
+        self._writing = f"step_{int(state.step)}"
         extra = {"data": data, "config": dataclasses.asdict(config), "fingerprint": fingerprint, "line": line}
         extra["recovery"] = dataclasses.asdict(recovery)
         args = ocp.args.Composite(state=ocp.args.StandardSave(_with_key_data(state)), extra=ocp.args.JsonSave(extra))
@@ -104,6 +103,11 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             raise _cannot_save(self.directory, error) from error
         return time.perf_counter() - start
+
+    def _seal(self) -> None:
+        """Orbax calls it when all is written and the directory has still its temporary name."""
+        for path in self.directory.glob(f"{self._writing}{ocp.utils.TMP_DIR_SUFFIX}*"):
+            write_manifest(path)
 
     def _score(self, line: dict[str, Any]) -> dict[str, float] | None:
         """What the best one is chosen by; None for a step that did not measure it."""
@@ -212,15 +216,16 @@ def check_resumable(resumed: Resumed, config: Config, fingerprint: str) -> list[
     if resumed.fingerprint != fingerprint and moves_on:
         raise UserError(
             "data.train_files: the prompts differ from those of the checkpoint, whose position in them would mean "
-            "nothing: restore the files, or start a new run with trainer.resume = never and another trainer.output_dir, or leave data out of trainer.load_contents"
+            "nothing: restore the files, start a new run with trainer.resume = never and another trainer.output_dir, "
+            "or leave data out of trainer.load_contents"
         )
     changed = _differences(resumed.config, _plain(dataclasses.asdict(config)))
     for name, old, new in changed:
         if name in FIXED and (moves_on or not name.startswith("data")):
             raise ConfigError(f"{name} = {new}: a run resumed from this checkpoint must keep its {old}")
     lines = {name: f"{name}: {old!r} in the checkpoint, {new!r} now" for name, old, new in changed}
-    started = "algorithm.kl_ctrl.kl_coef"
-    if started in lines and config.algorithm.kl_ctrl.type == "adaptive" and "controller" in config.trainer.load_contents:
+    started, adaptive = "algorithm.kl_ctrl.kl_coef", config.algorithm.kl_ctrl.type == "adaptive"
+    if started in lines and adaptive and "controller" in config.trainer.load_contents:
         lines[started] += "; the adaptive coefficient goes on from the checkpoint's own"
     return [line for name, line in lines.items() if not name.startswith(SILENT)]
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxppo.config import Config, RewardConfig, UserError
 from jaxppo.data.prompts import Prompt
 from jaxppo.rollout.engine import Completion
+from jaxppo.run.learning import generate
 from jaxppo.run.metrics import Metrics, Stopwatch, rollout_metrics
 from jaxppo.run.setup import Run
 from jaxppo.run.validation import score_completions
@@ -125,12 +126,12 @@ def _sample(run: Run, key: jax.Array, watch: Stopwatch, *, last: bool) -> tuple[
     config, prompts = run.config, next(run.loader)
     tokens = [prompt.tokens for prompt in prompts]
     with watch("gen"):
-        completions = run.engine.generate(tokens, run.sampling, jax.random.fold_in(key, 0))
+        completions = generate(run, tokens, run.sampling, jax.random.fold_in(key, 0))
     greedy: list[Completion] = []
     if config.algorithm.adv_estimator == "remax":
         greedily = dataclasses.replace(run.sampling, temperature=0.0, top_k=-1, top_p=1.0, n=1)
         with watch("gen_max"):
-            greedy = run.engine.generate(tokens, greedily, key)
+            greedy = generate(run, tokens, greedily, key)
     if last:
         with watch("sleep"):
             run.engine.sleep()

@@ -15,8 +15,11 @@ class CompileClock:
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []
+        self.compilations = 0
+        """Programs that XLA has compiled, or that the compilation cache has had."""
 
     def __call__(self, event: str, duration_secs: float, **_: Any) -> None:
+        self.compilations += event == f"{COMPILING}backend_compile_duration"
         if event.startswith(COMPILING):
             end = time.perf_counter()
             while self._spans and self._spans[-1][0] >= end - duration_secs:

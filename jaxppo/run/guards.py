@@ -25,7 +25,12 @@ class Alarm:
 
     guard: str
     action: Literal["log", "skip", "rollback", "stop"]
-    line: str
+    text: str
+
+    @property
+    def line(self) -> str:
+        """For a person."""
+        return f"{'advice' if self.guard == 'kl_min' else 'ALARM'}: {self.text}"
 
 
 class Guards:
@@ -45,9 +50,9 @@ class Guards:
             if line["step"]:
                 known = {name: x for name, x in line.items() if x is not None}
                 self(known)
-                if known[ROLLBACKS] > rollbacks:
+                if known.get(ROLLBACKS, 0.0) > rollbacks:
                     self.restart()
-                rollbacks = known[ROLLBACKS]
+                rollbacks = known.get(ROLLBACKS, 0.0)
 
     def restart(self) -> None:
         """After a roll-back, which the bad steps must not trip again."""
@@ -99,8 +104,8 @@ class Guards:
             norm, before = metrics.get(name), self._history.get(name, [])
             limits = {} if guards.grad_norm_max is None else {"guards.grad_norm_max": guards.grad_norm_max}
             if len(before) == guards.window:
-                limits["guards.grad_norm_spike x the window's median"] = (
-                    guards.grad_norm_spike * statistics.median(before)
+                limits["guards.grad_norm_spike x the window's median"] = guards.grad_norm_spike * statistics.median(
+                    before
                 )
             for limit, value in limits.items():
                 if norm is not None and norm > value:
@@ -132,15 +137,16 @@ class Guards:
             if self._best_score > 0 and score < (1 - guards.reward_drop) * self._best_score:
                 text = f"mean score = {score:.4f} {over}, of the best window's {self._best_score:.4f}: the reward "
                 yield Alarm("reward", guards.reward, f"{text}has collapsed (guards.reward_drop = {guards.reward_drop})")
-        if (entropy := self._window(ENTROPY)) is not None and guards.entropy is not None:
-            if entropy < guards.entropy_min:
-                text = f"entropy = {entropy:.4f} nats {over} is below guards.entropy_min = {guards.entropy_min}: "
-                yield Alarm("entropy", guards.entropy, f"{text}the policy no longer explores (actor.entropy_coeff)")
-        if (explained := self._window(EXPLAINED)) is not None and guards.explained_variance is not None:
-            if explained < guards.explained_variance_min:
-                limit = f"guards.explained_variance_min = {guards.explained_variance_min}"
-                text = f"explained variance = {explained:.4f} {over} is below {limit}: the critic misleads the policy"
-                yield Alarm("explained_variance", guards.explained_variance, f"{text} (critic.lr, trainer.critic_warmup)")
+        entropy, explained = self._window(ENTROPY), self._window(EXPLAINED)
+        if guards.entropy is not None and entropy is not None and entropy < guards.entropy_min:
+            text = f"entropy = {entropy:.4f} nats {over} is below guards.entropy_min = {guards.entropy_min}: "
+            yield Alarm("entropy", guards.entropy, f"{text}the policy no longer explores (actor.entropy_coeff)")
+        if guards.explained_variance is None or explained is None:
+            return
+        if explained < guards.explained_variance_min:
+            limit = f"guards.explained_variance_min = {guards.explained_variance_min}"
+            text = f"explained variance = {explained:.4f} {over} is below {limit}: the critic misleads the policy"
+            yield Alarm("explained_variance", guards.explained_variance, f"{text} (critic.lr, trainer.critic_warmup)")
 
     def _plateau(self) -> Iterable[Alarm]:
         guards = self._config.guards

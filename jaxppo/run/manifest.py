@@ -11,7 +11,8 @@ CHUNK = 1 << 24
 
 def write_manifest(directory: Path) -> None:
     """Size and CRC-32 of every file below, all of them fsynced, and last the manifest itself."""
-    files = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != NAME]
+    # Orbax still adds the time to its own file, which a resume does not read
+    files = [p for p in sorted(directory.rglob("*")) if p.is_file() and p.name not in (NAME, "_CHECKPOINT_METADATA")]
     entries = {str(path.relative_to(directory)): [path.stat().st_size, _checksum(path, sync=True)] for path in files}
     temporary = directory / f"{NAME}.tmp"
     with temporary.open("w") as file:
@@ -26,7 +27,7 @@ def write_manifest(directory: Path) -> None:
 
 
 def find_fault(directory: Path) -> str | None:
-    """What is not as the manifest says; None for a whole checkpoint, or one that was killed before its manifest."""
+    """What is not as the manifest says; None for a whole checkpoint, or one without a manifest."""
     try:
         entries = json.loads((directory / NAME).read_text())
     except FileNotFoundError:

@@ -2,11 +2,14 @@
 
 import ctypes
 import dataclasses
+import resource
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 
 from jaxppo.parallel.offload import to_device, to_host
+from jaxppo.run.compiling import compile_clock
 from jaxppo.step.state import TrainState
 
 PARTS = {"optimizer": ("actor_opt", "critic_opt"), "critic": ("critic",)}
@@ -35,6 +38,18 @@ def memory_metrics(phase: str) -> dict[str, float]:
     if stats is not None and "peak_bytes_in_use" in stats:
         metrics[f"perf/jax_peak_memory_gib/{phase}"] = stats["peak_bytes_in_use"] / 2**30
     return metrics
+
+
+def process_metrics() -> dict[str, float]:
+    """What must not grow from step to step: resident host memory in GiB, live arrays, compilations so far."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    arrays = jax.live_arrays()
+    return {
+        "perf/host_memory_gib": pages * resource.getpagesize() / 2**30,
+        "perf/live_arrays": float(len(arrays)),
+        "perf/live_arrays_gib": sum(x.nbytes for x in arrays) / 2**30,
+        "perf/compilations": float(compile_clock().compilations),
+    }
 
 
 def _in_use(ordinal: int) -> int:

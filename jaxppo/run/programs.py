@@ -14,7 +14,7 @@ from jaxppo.step.score import make_score_step
 from jaxppo.step.update import make_update_step
 
 
-def is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
@@ -53,7 +53,7 @@ class Programs:
         stats = self._mesh.devices.flat[0].memory_stats()
         if self._fits or not stats or "bytes_limit" not in stats:
             return
-        needs = self.update.lower(*arguments).compile().memory_analysis()
+        needs = jax.jit(self.update).lower(*arguments).compile().memory_analysis()
         new = needs.temp_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
         free = stats["bytes_limit"] - stats["bytes_in_use"]
         if new > free:

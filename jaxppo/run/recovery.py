@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxppo.config import UserError
 from jaxppo.run.checkpoint import Recovery, restore
@@ -20,7 +21,7 @@ def save(run: Run, state: TrainState, data: dict[str, Any], line: Mapping[str, A
 
 
 @contextmanager
-def saved_on_failure(run: Run, state: TrainState, line: Mapping[str, Any]) -> Iterator[None]:
+def saved_on_failure(run: Run, state: TrainState, line: Mapping[str, Any] | None) -> Iterator[None]:
     """Whatever ends a step before its update has begun, the state before it is saved, and its place in the data."""
     data = run.loader.state_dict()
     try:
@@ -41,18 +42,26 @@ def roll_back(run: Run, state: TrainState) -> tuple[TrainState, str]:
     """
     done, most = run.recovery.rollbacks, run.config.guards.max_rollbacks
     if done >= most:
-        raise UserError(f"the run would roll back once more than guards.max_rollbacks = {most}: it needs other settings")
+        raise UserError(f"guards.max_rollbacks = {most}: the run would roll back once more; it needs other settings")
+    state, name = reload(run, bring_back(state, run.config.rollout.offload), int(state.step))
+    rates = run.programs.slow_down()
+    run.recovery = Recovery(done + 1, run.programs.rates)
+    run.engine.publish(state.actor, int(state.step))
+    return state, f"rolled back to {name} ({done + 1} of {most}): {rates}; the data move on"
+
+
+def reload(run: Run, state: TrainState, step: int) -> tuple[TrainState, str]:
+    """The newest checkpoint's state with another step number, in the layout of `state`, which is freed first; its name.
+
+    Raises UserError where there is none.
+    """
     run.checkpoints.wait()
     path = run.checkpoints.newest()
     if path is None:
-        raise UserError("there is no checkpoint to roll back to yet: a smaller trainer.save_freq makes one earlier")
-    state = bring_back(state, run.config.rollout.offload)
-    step = state.step + 1 - 1  # a buffer of its own
+        raise UserError("there is no checkpoint to go back to yet: a smaller trainer.save_freq makes one earlier")
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     for x in jax.tree.leaves(state):
         x.delete()
-    state = dataclasses.replace(restore(path, abstract).state, step=step)
-    rates = run.programs.slow_down()
-    run.recovery = Recovery(done + 1, run.programs.rates)
-    run.engine.publish(state.actor, int(step))
-    return state, f"rolled back to {path.name} ({done + 1} of {most}): {rates}; the data move on"
+    found = restore(path, abstract).state
+    counter = jax.device_put(np.int32(step), found.step.sharding)
+    return dataclasses.replace(found, step=counter), path.name

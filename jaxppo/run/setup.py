@@ -55,6 +55,8 @@ class Run:
     checkpoints: Checkpoints
     recovery: Recovery
     """The roll-backs so far."""
+    out_of_memory: int = 0
+    """How often this process had to do with less."""
     notes: tuple[str, ...]
     """What a person should know before the first step."""
 
@@ -82,9 +84,7 @@ def build(config: Config) -> Run:
         )
     check_fits(mesh, actor_model.config, "model.path", config.row_length)
     check_fits(mesh, critic_model.config, "critic.path", config.row_length)
-    checkpoints = Checkpoints(
-        config.trainer.output_dir, config.trainer.max_ckpt_to_keep, config.trainer.best_metric
-    )
+    checkpoints = Checkpoints(config.trainer.output_dir, config.trainer.max_ckpt_to_keep, config.trainer.best_metric)
     programs, recovery = Programs(config, mesh, actor_model, critic_model), Recovery(0, None)
     notes = _describe(config, mesh, programs.rows, train, val, loader) + controller_notes(config)
     found, line = checkpoints.find(config.trainer.resume), None

@@ -5,20 +5,20 @@ All that the algorithm remembers is in the TrainState; everything here can be th
 
 import dataclasses
 import json
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import jax
 
 from jaxppo.checks import check
-from jaxppo.config import Config
-from jaxppo.parallel.mesh import place_rows
-from jaxppo.parallel.offload import to_device
+from jaxppo.config import Config, UserError
 from jaxppo.parallel.platform import keep_compilations, prepare
 from jaxppo.run.collect import collect, make_rollouts, response_metrics
 from jaxppo.run.console import Display
-from jaxppo.run.guards import alarms
-from jaxppo.run.memory import bring_back, send_away
+from jaxppo.run.guards import ROLLBACKS, Guards, gravest
+from jaxppo.run.learning import learn
+from jaxppo.run.memory import bring_back, process_metrics, send_away
 from jaxppo.run.metrics import (
     Metrics,
     MetricsFile,
@@ -28,10 +28,11 @@ from jaxppo.run.metrics import (
     to_line,
     write_file,
 )
+from jaxppo.run.preemption import Notice, Preempted, preemption
+from jaxppo.run.recovery import roll_back, save, saved_on_failure
 from jaxppo.run.report import plot_or_say
 from jaxppo.run.setup import Run, build
 from jaxppo.run.validation import accuracy_summary, validate
-from jaxppo.step.packing import pack
 from jaxppo.step.state import TrainState
 
 
@@ -51,6 +52,7 @@ def train(config: Config) -> TrainState:
         closing(MetricsFile(output_dir / "metrics.jsonl", run.resumed)) as metrics_file,
         closing(run.checkpoints),
         closing(run.reward),
+        preemption() as notice,
     ):
         for note in run.notes:
             display.say(note)
@@ -60,66 +62,75 @@ def train(config: Config) -> TrainState:
         state = send_away(state, config.rollout.offload)
         if run.resumed is None and config.trainer.val_before_train and run.val is not None:
             metrics_file.write(to_line(0, _validate(run, state, display)))
+        guards, line, ended = Guards(config, read_metrics(metrics_file.path)), run.resumed, False
         for step in range(first_step + 1, total_steps + 1):
-            state, metrics = ppo_step(run, state)
-            last = step == total_steps
-            tested = run.val is not None and (last or _is_due(step, config.trainer.test_freq))
+            try:
+                with saved_on_failure(run, state, line):
+                    state, metrics = ppo_step(run, state, notice, display.say)
+            except Preempted:
+                break
+            found = guards(metrics)
+            worst = gravest(found)
+            action = None if worst is None else worst.action
+            lines = [alarm.line for alarm in found]
+            if action == "rollback":
+                state, text = roll_back(run, state)
+                state = send_away(state, config.rollout.offload)
+                guards.restart()
+                lines.append(text)
+            metrics[ROLLBACKS] = float(run.recovery.rollbacks)
+            ended = step == total_steps or action == "stop"
+            tested = run.val is not None and (ended or _is_due(step, config.trainer.test_freq))
             if tested:
                 metrics |= _validate(run, state, display)
             line = to_line(step, metrics)
-            if last or _is_due(step, config.trainer.save_freq):
+            if ended or notice.given or _is_due(step, config.trainer.save_freq):
                 # with its line, so that no kill between the two can lose one of them
-                seconds = run.checkpoints.save(state, run.loader.state_dict(), line, config, run.train.fingerprint)
-                line["timing_s/save_checkpoint"] = seconds
+                line["timing_s/save_checkpoint"] = save(run, state, run.loader.state_dict(), line)
             metrics_file.write(line)
             display.step(step, metrics)
             if metrics["timing_s/compile"] > 1:
                 display.say(f"  {metrics['timing_s/compile']:.1f} s of it compiled programs: tok/s leaves them out")
-            for alarm in alarms(metrics, config):
-                display.say(alarm)
-            if tested or last:
+            for text in lines:
+                display.say(text)
+            if tested or ended:
                 plot_or_say(metrics_file.path, output_dir / "metrics.png", config.algorithm.kl_ctrl, display.say)
+            if worst is not None and worst.action == "stop" and worst.guard != "plateau":
+                raise UserError(
+                    f"guards.{worst.guard} = stop: step {step} is saved, but the run should go on from an earlier "
+                    f"checkpoint, with trainer.resume = its path and another trainer.output_dir ({worst.line})"
+                )
+            if ended or notice.given:
+                break
+        if notice.given and not ended:
+            run.checkpoints.wait()
+            steps = run.checkpoints.steps()
+            display.say(f"SIGTERM: step {max(steps, default=0)} is saved; the same command goes on from it")
         display.say(accuracy_summary(read_metrics(metrics_file.path)))
     return bring_back(state, config.rollout.offload)
 
 
-def ppo_step(run: Run, state: TrainState) -> tuple[TrainState, Metrics]:
+def ppo_step(run: Run, state: TrainState, notice: Notice, say: Callable[[str], None]) -> tuple[TrainState, Metrics]:
     """One PPO step; the given state is donated to the next. The host waits for the update only at its end.
 
-    Between updates, what rollout.offload names lies in host memory.
+    Between updates, what rollout.offload names lies in host memory. Raises Preempted before the update, while the
+    given state is whole, if the notice has come.
     """
     config, watch = run.config, Stopwatch()
     key = jax.random.fold_in(state.key, state.step)
     step = int(state.step) + 1
     epoch = run.loader.epoch
-    responses, metrics = collect(run, key, watch)
-    with watch("pack"):
-        rollouts = make_rollouts(responses, config)
-        batch = place_rows(
-            pack(
-                rollouts,
-                config.row_length,
-                run.rows,
-                minibatches=config.minibatches_per_epoch,
-                longest=config.max_sequence_length,
-            ),
-            run.mesh,
-        )
-    with watch("score"):
-        state = bring_back(state, config.rollout.offload)
-        experience = run.score(state, to_device(run.reference), batch)
-        jax.block_until_ready(experience)
-    with watch("update"):
-        state, device_metrics = run.update(state, experience)
-        metrics |= response_metrics(responses, config)
-        device_metrics = jax.device_get(device_metrics)
-        jax.block_until_ready(state)
+    responses, collected = collect(run, key, watch)
+    notice.check()
+    rollouts = make_rollouts(responses, config)
+    state, metrics = learn(run, state, rollouts, watch, say)
+    metrics |= collected | response_metrics(responses, config)
     with watch("publish"):
         metrics["perf/publish_bytes"] = float(run.engine.publish(state.actor, step))
     with watch("offload"):
         state = send_away(state, config.rollout.offload)
-    metrics |= {name: float(x) for name, x in device_metrics.items()}
-    metrics |= {"training/global_step": float(step), "training/epoch": float(epoch)}
+    metrics["guards/out_of_memory"] = float(run.out_of_memory)
+    metrics |= {"training/global_step": float(step), "training/epoch": float(epoch)} | process_metrics()
     timing = watch.metrics()
     tokens = sum(len(r.prompt) for r in rollouts), sum(len(r.response) for r in rollouts)
     return state, metrics | timing | watch.memory | performance_metrics(timing, *tokens, run.mesh.size)

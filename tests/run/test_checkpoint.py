@@ -1,18 +1,22 @@
 """Checkpoints are complete or absent, and the last complete one survives whatever happens."""
 
+import dataclasses
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from jaxppo.config import Config, ConfigError, UserError
 from jaxppo.rl.kl import FixedKL
-from jaxppo.run.checkpoint import Checkpoints, is_complete, restore
+from jaxppo.run.checkpoint import Checkpoints, is_complete, restore, take
 from jaxppo.step.state import TrainState
 
 
@@ -173,3 +177,77 @@ except UserError as error:
     assert found is not None
     assert found.name == "step_1"
     assert is_complete(found)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(truncate, r"has \d+ bytes instead of \d+"), (flip, "checksum of .* differs"), (Path.unlink, "is missing")],
+)
+def test_a_damaged_one_is_noticed_and_the_one_before_it_used(damage, words, tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), None)
+    for step in (1, 2):
+        save(checkpoints, step)
+    checkpoints.close()
+    largest = max((checkpoints.directory / "step_2" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    damage(largest)
+    with pytest.raises(UserError, match=f"this checkpoint is damaged .*{words}"):
+        Checkpoints(str(tmp_path), None).find(str(checkpoints.directory / "step_2"))
+    again = Checkpoints(str(tmp_path), None)
+    found = again.find("auto")
+    assert found == checkpoints.directory / "step_1"
+    assert re.search(rf"step_2 is damaged \(.*{words}\): set aside", again.notes[0])
+    np.testing.assert_array_equal(restore(found, abstract(state_of(0))).state.actor["w"], weights(1))
+    again.refuse_later(1)
+    save(again, 2)
+    again.close()
+    assert Checkpoints(str(tmp_path), None).find("auto") == checkpoints.directory / "step_2"
+
+
+def test_the_best_one_is_kept_beside_the_newest(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), 1, "val-core/a")
+    for step, value in {1: 0.1, 2: 0.9, 3: 0.3, 4: None, 5: 0.2}.items():
+        line = {"step": step, "critic/score/mean": 0.5} | ({} if value is None else {"val-core/a": value})
+        checkpoints.save(state_of(step), {}, line, Config(), "print")
+        checkpoints.wait()
+    assert steps(checkpoints) == {"step_2", "step_5"}
+    checkpoints.close()
+    wrong = Checkpoints(str(tmp_path / "wrong"), 1, "val-core/b")
+    with pytest.raises(ConfigError, match=r"trainer\.best_metric = val-core/b: no step has .* mean val-core/a\?"):
+        wrong.save(state_of(1), {}, {"step": 1, "critic/score/mean": 0.5, "val-core/a": 1.0}, Config(), "print")
+
+
+def test_a_resume_takes_what_it_is_told_to():
+    config, old, first = Config(), state_of(3), state_of(0)
+    kept = take(old, None, config)
+    assert kept.actor is old.actor
+    assert float(kept.kl.coef) == np.float32(config.algorithm.kl_ctrl.kl_coef)  # a fixed one is the config's
+    adaptive = dataclasses.replace(config.algorithm.kl_ctrl, type="adaptive")
+    config = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, kl_ctrl=adaptive))
+    assert take(old, None, config).kl is old.kl
+    config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, load_contents=("model", "data")))
+    taken = take(old, first, config)
+    assert (taken.actor, taken.critic, taken.step, taken.key) == (old.actor, old.critic, old.step, old.key)
+    assert (taken.actor_opt, taken.critic_opt, taken.kl) == (first.actor_opt, first.critic_opt, first.kl)
+
+
+def test_an_error_without_words_is_told_by_its_name(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(str(tmp_path), None)
+    save(checkpoints, 1)
+    checkpoints.close()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(ocp.Checkpointer, "restore", fail)
+    with pytest.raises(UserError, match=r"cannot be restored .* \(ValueError\)"):
+        restore(checkpoints.directory / "step_1", abstract(state_of(0)))

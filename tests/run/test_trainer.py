@@ -10,10 +10,9 @@ from jaxppo.data.prompts import Prompt
 from jaxppo.parallel.mesh import make_mesh
 from jaxppo.rollout.engine import Completion, Sampling
 from jaxppo.run.console import Display
-from jaxppo.run.guards import alarms
 from jaxppo.run.metrics import MetricsFile, to_line
+from jaxppo.run.programs import rows_per_microbatch
 from jaxppo.run.report import curves, plot, plot_or_say
-from jaxppo.run.setup import rows_per_microbatch
 from jaxppo.run.validation import score_completions, validate
 from tests.fakes import reward_of
 
@@ -95,25 +94,6 @@ def test_a_failing_sample_costs_itself():
     assert scores.errors[0] is None
     assert "the score is nan" in scores.errors[1]
     assert scores.errors[2] == "KeyError: '3'"
-
-
-HEALTHY = {"training/rollout_logp_diff_mean": 0.01, "actor/skipped_updates": 0.0, "critic/skipped_updates": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({}, []),
-        ({"training/rollout_logp_diff_mean": 0.2}, ["rollout.max_logp_diff = 0.1"]),
-        ({"training/rollout_logp_diff_mean": math.nan}, ["rollout.max_logp_diff = 0.1"]),
-        ({"critic/skipped_updates": 2.0}, ["2 optimizer steps of the critic were skipped"]),
-    ],
-)
-def test_alarms(change, words):
-    found = alarms(HEALTHY | change, Config())
-    assert len(found) == len(words)
-    for line, word in zip(found, words, strict=True):
-        assert word in line
 
 
 def test_without_a_terminal_there_are_plain_lines(capsys):
