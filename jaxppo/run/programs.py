@@ -53,7 +53,8 @@ class Programs:
         stats = self._mesh.devices.flat[0].memory_stats()
         if self._fits or not stats or "bytes_limit" not in stats:
             return
-        needs = jax.jit(self.update).lower(*arguments).compile().memory_analysis()
+        update: Any = self.update
+        needs = update.lower(*arguments).compile().memory_analysis()
         new = needs.temp_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
         free = stats["bytes_limit"] - stats["bytes_in_use"]
         if new > free:
