@@ -20,6 +20,7 @@ from jaxppo.step.state import Experience
 from jaxppo.step.update import make_actor_loss, make_update_step, optimize
 from tests.tiny import critic_params, pad, random_rollouts, tiny_config, tiny_model
 
+pytestmark = pytest.mark.slow
 ESTIMATORS = typing.get_args(AdvantageEstimator)
 LOSSES = typing.get_args(typing.get_type_hints(PolicyLossConfig)["loss_mode"])
 
@@ -43,15 +44,33 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def experiences(model, mesh) -> dict[str, Experience]:
-    """Scored as a run does it, each with its estimator's own settings."""
-    batch = pack(random_rollouts(), 20, rows=1, minibatches=2, longest=10)
-    found = {}
-    for estimator in ESTIMATORS:
-        config = family_config(estimator)
-        state = init_state(config, model.params, critic_params(model), jax.random.key(0))
-        assert (state.critic is None) == (state.critic_opt is None) == (estimator != "gae")
-        found[estimator] = make_score_step(config, model, mesh)(state, tiny_model(5).params, batch)
-    return found
+    """The tiny model's own scores, once for all estimators, as the scoring of the one that needs most gives them."""
+    config = family_config("optimal_token_baseline")
+    batch = jax.tree.map(jnp.asarray, pack(random_rollouts(), 20, rows=1, minibatches=2, longest=10))
+    state = init_state(config, model.params, critic_params(model), jax.random.key(0))
+    assert state.critic is None
+    assert state.critic_opt is None
+    scored = make_score_step(config, model, mesh)(state, tiny_model(5).params, batch)
+
+    @jax.jit
+    def others(old_logp, ref_logp):
+        """With values of 0 where there is a critic."""
+        zeros = jnp.zeros_like(old_logp)
+        return {
+            name: make_experience(
+                family_config(name),
+                jnp.float32(0.05),
+                batch,
+                old_logp,
+                ref_logp,
+                zeros if name == "gae" else None,
+                zeros,
+            )
+            for name in ESTIMATORS
+            if name != "optimal_token_baseline"
+        }
+
+    return {**others(scored.old_logp, scored.ref_logp), "optimal_token_baseline": scored}
 
 
 @pytest.mark.parametrize("mode", LOSSES)
