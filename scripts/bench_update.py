@@ -24,7 +24,7 @@ from jaxppo.models.heads import init_value_head
 from jaxppo.models.parameters import declare
 from jaxppo.parallel.collectives import collectives
 from jaxppo.parallel.mesh import constrain_fn, make_mesh, place_rows
-from jaxppo.run.setup import rows_per_microbatch
+from jaxppo.run.programs import rows_per_microbatch
 from jaxppo.step.init import init_state, state_shardings
 from jaxppo.step.packing import Rollout, pack
 from jaxppo.step.score import make_score_step

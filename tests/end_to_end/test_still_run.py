@@ -16,7 +16,7 @@ from jaxppo.run.setup import build
 from tests.run.world import change, make_world
 from tests.tiny import VOCAB
 
-STEPS = 20
+STEPS = 50
 STATISTICS = ("mean", "max", "min")
 VERL_NAMES = {
     *(f"critic/{x}/{y}" for x in ("score", "rewards", "advantages", "returns", "values") for y in STATISTICS),
@@ -104,7 +104,7 @@ def test_every_step_has_verls_names_and_plausible_values(run):
         assert line["actor/lr"] == line["critic/lr"] == 0
         assert line["training/rollout_logp_diff_max"] < 1e-4
     tested = [line["step"] for line in run.lines if "val-core/sums/acc/mean@1" in line]
-    assert tested == [0, 10, 20]
+    assert tested == list(range(0, STEPS + 1, 10))
     assert "timing_s/save_checkpoint" in run.lines[-1]
     assert len({line["val-core/sums/acc/mean@1"] for line in run.lines if line["step"] in tested}) == 1
 
@@ -113,6 +113,8 @@ def test_nothing_is_traced_again_and_nothing_piles_up(run):
     assert run.traces[0] > 0
     assert run.traces[3:] == [0] * (STEPS - 3)
     assert len(set(run.arrays[3:])) == 1
+    for name in ("perf/compilations", "perf/live_arrays_gib"):
+        assert len({line[name] for line in run.lines[4:]}) == 1
 
 
 def test_what_lies_in_the_output_directory(run):
