@@ -169,6 +169,8 @@ def _check_numbers(c: Config) -> None:
     _require(c.actor.clip_ratio_c > 1, "actor.clip_ratio_c", c.actor.clip_ratio_c, "a number > 1")
     for setting, value in {"trainer.save_freq": c.trainer.save_freq, "trainer.test_freq": c.trainer.test_freq}.items():
         _require(value == -1 or value > 0, setting, value, "-1 (only at the end) or a number of steps > 0")
+    for step in c.trainer.record_steps:
+        _require(step >= 1, "trainer.record_steps", step, "numbers of steps >= 1")
     optional = {
         "trainer.total_training_steps": c.trainer.total_training_steps,
         "trainer.max_ckpt_to_keep": c.trainer.max_ckpt_to_keep,

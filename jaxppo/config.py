@@ -211,6 +211,8 @@ class TrainerConfig:
     """The checkpoint with the greatest value of this metric is kept beside the newest ones."""
     log_val_generations: int = 3
     """Completions printed at each validation."""
+    record_steps: tuple[int, ...] = ()
+    """PPO steps to record whole under output_dir/recorded, each twice the size of a checkpoint, for jaxppo.replay."""
     seed: int = 0
     """Of sampling and of random initial weights."""
 

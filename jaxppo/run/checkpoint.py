@@ -97,7 +97,7 @@ class Checkpoints:
         self._writing = f"step_{int(state.step)}"
         extra = {"data": data, "config": dataclasses.asdict(config), "fingerprint": fingerprint, "line": line}
         extra["recovery"] = dataclasses.asdict(recovery)
-        args = ocp.args.Composite(state=ocp.args.StandardSave(_with_key_data(state)), extra=ocp.args.JsonSave(extra))
+        args = ocp.args.Composite(state=ocp.args.StandardSave(with_key_data(state)), extra=ocp.args.JsonSave(extra))
         try:
             self._manager.save(int(state.step), args=args, metrics=self._score(line), force=True)
         except (OSError, ValueError) as error:
@@ -174,7 +174,7 @@ class Checkpoints:
 def restore(path: Path, abstract_state: TrainState) -> Resumed:
     """Reads a checkpoint into the layout of `abstract_state` (shapes with shardings), whatever mesh wrote it."""
     args = ocp.args.Composite(
-        state=ocp.args.StandardRestore(_with_key_data(abstract_state)), extra=ocp.args.JsonRestore()
+        state=ocp.args.StandardRestore(with_key_data(abstract_state)), extra=ocp.args.JsonRestore()
     )
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         try:
@@ -235,7 +235,7 @@ def is_complete(path: Path) -> bool:
     return all((path / name).exists() for name in ("_CHECKPOINT_METADATA", "state/_METADATA", "extra/metadata"))
 
 
-def _with_key_data(state: TrainState) -> TrainState:
+def with_key_data(state: TrainState) -> TrainState:
     """The same with the PRNG key as plain integers."""
     if isinstance(state.key, jax.ShapeDtypeStruct):
         data = jax.eval_shape(jax.random.key_data, state.key)

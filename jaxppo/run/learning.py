@@ -15,6 +15,7 @@ from jaxppo.run.guards import MISMATCH
 from jaxppo.run.memory import bring_back
 from jaxppo.run.metrics import Metrics, Stopwatch
 from jaxppo.run.programs import is_out_of_memory
+from jaxppo.run.recording import Recording
 from jaxppo.run.recovery import reload
 from jaxppo.run.setup import Run
 from jaxppo.step.packing import Rollout, pack
@@ -69,7 +70,12 @@ def learn(
                     next_state, metrics = _pass_over(state), known
                 else:
                     programs.check_room(state, experience)
+                    recording = None
+                    if following in config.trainer.record_steps:
+                        recording = Recording(config.trainer.output_dir, following, state, packed)
                     next_state, metrics = jax.block_until_ready(programs.update(state, experience))
+                    if recording is not None:
+                        recording.finish(next_state, metrics, config, run.mesh)
                 break
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
