@@ -21,9 +21,9 @@ import tyro
 from jaxppo.config import ActorConfig, AlgorithmConfig, Config, DataConfig, MeshConfig, TrainerConfig
 from jaxppo.models import Architecture, init_params, load
 from jaxppo.models.heads import init_value_head
-from jaxppo.models.parameters import declare
 from jaxppo.parallel.collectives import collectives
 from jaxppo.parallel.mesh import constrain_fn, make_mesh, place_rows
+from jaxppo.planning.flops import model_flops
 from jaxppo.run.programs import rows_per_microbatch
 from jaxppo.step.init import init_state, state_shardings
 from jaxppo.step.packing import Rollout, pack
@@ -148,15 +148,6 @@ def gsm8k_like(n: int, vocab: int) -> list[Rollout]:
         )
         for p, r in zip(prompts, responses, strict=True)
     ]
-
-
-def model_flops(a: Architecture, lengths: np.ndarray) -> float:
-    """Forward and backward of actor and critic over sequences of these lengths."""
-    table = declare(a)
-    matrices = sum(np.prod(p.shape) for path, p in table.items() if path[0] == "layers" and len(p.flat) == 2)
-    attention = 6 * a.num_layers * a.num_heads * a.head_dim * float(np.sum(lengths.astype(float) ** 2))
-    backbone = 6.0 * matrices * lengths.sum() + attention
-    return 2 * backbone + 6.0 * a.vocab_size * a.hidden_size * lengths.sum()
 
 
 def matmul_rate(n: int = 8192) -> float:

@@ -7,7 +7,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "jaxppo"
 ROOMS = ["config_algorithm", "config_guards", "config", "checks"]
-ROOMS += ["rl", "models", "parallel", "step", "rollout", "data", "rewards", "run", "cli", "train"]
+ROOMS += ["rl", "models", "parallel", "step", "rollout", "data", "rewards", "run", "planning"]
+ROOMS += ["cli", "train", "replay", "plan"]
 FILES = sorted(PACKAGE.rglob("*.py"))
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 TRUSTING = {"allow_pickle", "trust_remote_code", "shell"}

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,11 @@ VALUE_HEAD = {"score.weight": "kernel", "score.bias": "bias"}
 ARCHITECTURES = {"llama": "Llama", "qwen2": "Qwen2"}
 
 
-def resolve_folder(path: str, setting: str = "model.path") -> Path:
-    """A local folder as it is; otherwise the hub id's safetensors, JSON and tokenizer files, downloaded once.
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+
+
+def resolve_folder(path: str, setting: str = "model.path", patterns: Sequence[str] = MODEL_FILES) -> Path:
+    """A local folder as it is; otherwise the hub id's files of these names, downloaded once.
 
     Raises UserError where there is neither.
     """
@@ -36,7 +39,7 @@ def resolve_folder(path: str, setting: str = "model.path") -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]))
+        return Path(snapshot_download(path, allow_patterns=list(patterns)))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{setting} = {path}: not a folder, and not to be had from the hub ({reason})") from None

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxppo.models.attention import Implementation, packed_attention, precision_of
-from jaxppo.models.collectives import ONE_DEVICE, Axes, Collectives, unconstrained
+from jaxppo.models.collectives import ONE_DEVICE, Axes, Collectives, Kernel, unconstrained
 from jaxppo.models.config import Architecture
 from jaxppo.models.decode_attention import BLOCK, decode_attention
 from jaxppo.models.layers import apply_rope, rms_norm, rope_angles, swiglu, wide
@@ -46,6 +46,8 @@ class Model:
     unroll: bool = False
     """Layers are written out one after the other instead of looped over."""
     attention: Implementation = "xla"
+    kernel: Kernel | None = None
+    """Computes `forward`'s packed attention in place of `attention`'s own: a plan's, where there is no GPU."""
     constrain: Constrain = unconstrained
     """Pins an activation's layout on the mesh by its logical axes, where XLA partitions the program."""
     row_shards: int = 1
@@ -70,7 +72,8 @@ class Model:
 
         def hidden(params: Params, tokens: Array, positions: Array, segment_ids: Array) -> Array:
             def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
-                return self.mesh.attend(kernel, q, k, v, segment_ids, self.config.num_kv_heads), None
+                packed = kernel if self.kernel is None else self.kernel
+                return self.mesh.attend(packed, q, k, v, segment_ids, self.config.num_kv_heads), None
 
             return model._decode(params, tokens, positions, attend)[0]
 

@@ -1,6 +1,7 @@
 """The networks of a run: their functions on the mesh, and the first or the abstract state of them."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from jax.sharding import Mesh
 from jaxppo.config import Config, ConfigError
 from jaxppo.models import Architecture, Model, init_params, load
 from jaxppo.models.heads import init_value_head
-from jaxppo.models.huggingface import load_params, resolve_folder
+from jaxppo.models.huggingface import MODEL_FILES, load_params, resolve_folder
 from jaxppo.parallel.collectives import collectives
 from jaxppo.parallel.fits import check_fits
 from jaxppo.parallel.mesh import constrain_fn, num_row_shards
@@ -30,11 +31,16 @@ class Networks:
     critic_folder: Path
 
 
-def make_networks(config: Config, mesh: Mesh) -> Networks:
-    """Raises ConfigError where they do not go with each other, with the mesh, or with the lengths of sequences."""
-    folder = resolve_folder(config.model.path)
+def make_networks(config: Config, mesh: Mesh, patterns: Sequence[str] = MODEL_FILES) -> Networks:
+    """Raises ConfigError where they do not go with each other, with the mesh, or with the lengths of sequences.
+
+    `patterns` are the files that are needed of a hub's folder.
+    """
+    folder = resolve_folder(config.model.path, patterns=patterns)
     actor = _model(config, folder, mesh)
-    critic_folder = folder if config.critic.path is None else resolve_folder(config.critic.path, "critic.path")
+    critic_folder = folder
+    if config.critic.path is not None:
+        critic_folder = resolve_folder(config.critic.path, "critic.path", patterns)
     critic = _model(config, critic_folder, mesh)
     if critic.config.vocab_size != actor.config.vocab_size:
         raise ConfigError(
