@@ -182,6 +182,22 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """Several processes. All None: found by itself under SLURM, Open MPI, and from JAX_* variables (Kubernetes)."""
+
+    coordinator_address: str | None = None
+    """HOST:PORT of process 0."""
+    num_processes: int | None = None
+    """Of the whole run."""
+    process_id: int | None = None
+    """Of this one, from 0."""
+    initialization_timeout_s: int = 300
+    """How long to wait for the others, in seconds."""
+    heartbeat_timeout_s: int = 30
+    """A process that was not heard of for so many seconds is dead, and all end."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
     """The loop."""
 
@@ -229,6 +245,7 @@ class Config:
     critic: CriticConfig = field(default_factory=CriticConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     guards: GuardsConfig = field(default_factory=GuardsConfig)
 

@@ -4,10 +4,12 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxppo.config import RewardConfig, UserError
+from jaxppo.parallel.distributed import share_work
 from jaxppo.rewards.calling import Caller, Failure, Outcome, Sample
 from jaxppo.rewards.functions import IN_PROCESS, RewardFunction, load_function
 from jaxppo.rewards.pool import WorkerPool
@@ -40,12 +42,16 @@ class Reward:
         self.close = close
         self._config, self._run = config, run
 
-    def score(self, samples: Sequence[Sample]) -> Scores:
-        """Each sample's score. One whose function fails, or gives no finite float32, has reward.error_score.
+    def _plain(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(outcome) for outcome in self._run(samples)]
 
-        Raises UserError where every sample fails: then the function is broken, not a sample.
+    def score(self, samples: Sequence[Sample]) -> Scores:
+        """Each sample's score; every process of the run computes its share.
+
+        One whose function fails, or gives no finite float32, has reward.error_score. Raises UserError where every
+        sample fails: then the function is broken, not a sample.
         """
-        outcomes = self._run(samples)
+        outcomes = [Outcome(**x) for x in share_work(self._plain, samples)]
         failed = [outcome for outcome in outcomes if outcome.failure is not None]
         if failed:
             message = (

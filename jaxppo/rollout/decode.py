@@ -67,10 +67,10 @@ class Decoding:
     lengths: Int[Array, " N"]
 
 
-def make_generate(model: Model, shape: Shape) -> Callable[[Any, Queue], Decoding]:
-    """generate(params, queue) -> the final Decoding, whose tokens, logprobs and lengths are the responses."""
+def make_generate(model: Model, shape: Shape) -> Callable[[Any, Queue], tuple[Array, Array, Array]]:
+    """generate(params, queue) -> the responses' tokens [N, R], log-probabilities [N, R] and lengths [N]."""
 
-    def generate(params: Any, queue: Queue) -> Decoding:
+    def generate(params: Any, queue: Queue) -> tuple[Array, Array, Array]:
         decoding_params = model.decoding_params(params)
 
         def waiting(state: Decoding) -> Bool[Array, ""]:
@@ -89,7 +89,13 @@ def make_generate(model: Model, shape: Shape) -> Callable[[Any, Queue], Decoding
             )
 
         start = empty(model, shape, queue.prompt_lengths.shape[0])
-        return jax.lax.while_loop(lambda s: jnp.any(s.active) | waiting(s), turn, start)
+        end = jax.lax.while_loop(lambda s: jnp.any(s.active) | waiting(s), turn, start)
+        # whole on every device, so that every process can read them
+        return (
+            model.constrain(end.tokens, (None, None)),
+            model.constrain(end.logprobs, (None, None)),
+            model.constrain(end.lengths, (None,)),
+        )
 
     return jax.jit(generate)
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxppo.config import UserError
@@ -83,8 +82,7 @@ class JaxEngine:
         )
         if shape not in self._programs:
             self._programs[shape] = make_generate(self._model, shape)
-        responses = self._programs[shape](self._params, queue)
-        tokens, logprobs, lengths = jax.device_get((responses.tokens, responses.logprobs, responses.lengths))
+        tokens, logprobs, lengths = jax.device_get(self._programs[shape](self._params, queue))
         return [
             self._completion(tokens[i, :n], logprobs[i, :n], sampling) for i, n in enumerate(lengths[:count].tolist())
         ]
@@ -123,19 +121,20 @@ class JaxEngine:
         lengths = np.ones(capacity * n, np.int32)
         lengths[: len(prompts) * n] = np.repeat([len(prompt) for prompt in prompts], n)
         of = np.arange(capacity * n)
-        return Queue(
-            tokens=jnp.asarray(packed.tokens),
-            positions=jnp.asarray(packed.positions),
-            segment_ids=jnp.asarray(packed.segment_ids),
-            sequences=jnp.asarray(packed.sequences),
-            starts=jnp.asarray(packed.starts),
-            groups=jnp.int32(packed.count),
-            prompt_lengths=jnp.asarray(lengths),
-            keys=_sequence_keys(key, jnp.asarray(of // n), jnp.asarray(of % n)),
-            temperature=jnp.float32(sampling.temperature),
-            eos_ids=jnp.asarray(sampling.eos_ids, jnp.int32),
-            max_new_tokens=jnp.int32(sampling.max_new_tokens),
-        )
+        # NumPy arrays: under several processes all give the same ones
+        arrays: dict[str, Any] = {
+            "tokens": packed.tokens,
+            "positions": packed.positions,
+            "segment_ids": packed.segment_ids,
+            "sequences": packed.sequences,
+            "starts": packed.starts,
+            "groups": np.int32(packed.count),
+            "prompt_lengths": lengths,
+            "temperature": np.float32(sampling.temperature),
+            "eos_ids": np.asarray(sampling.eos_ids, np.int32),
+            "max_new_tokens": np.int32(sampling.max_new_tokens),
+        }
+        return Queue(keys=_sequence_keys(key, of // n, of % n), **arrays)
 
 
 @jax.jit

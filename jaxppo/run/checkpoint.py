@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
 from jaxppo.config import Config, ConfigError, UserError, did_you_mean
+from jaxppo.parallel.distributed import from_first, is_first
 from jaxppo.run.manifest import find_fault, write_manifest
 from jaxppo.step.state import TrainState
 
@@ -58,10 +59,7 @@ class Checkpoints:
         self.directory = Path(output_dir).absolute() / "checkpoints"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            for path in self.directory.glob("step_*"):
-                # orbax itself removes the temporary directory of a save that was killed
-                if ocp.utils.TMP_DIR_SUFFIX not in path.name and not is_complete(path):
-                    path.rename(_free_name(path.with_name(f"incomplete_{path.name}")))
+            from_first(self._set_incomplete_aside)
         except OSError as error:
             raise UserError(f"trainer.output_dir = {output_dir}: cannot be written ({error.strerror})") from None
         self.notes: list[str] = []
@@ -104,8 +102,16 @@ class Checkpoints:
             raise _cannot_save(self.directory, error) from error
         return time.perf_counter() - start
 
+    def _set_incomplete_aside(self) -> None:
+        for path in self.directory.glob("step_*"):
+            # orbax itself removes the temporary directory of a save that was killed
+            if ocp.utils.TMP_DIR_SUFFIX not in path.name and not is_complete(path):
+                path.rename(_free_name(path.with_name(f"incomplete_{path.name}")))
+
     def _seal(self) -> None:
         """Orbax calls it when all is written and the directory has still its temporary name."""
+        if not is_first():
+            return
         for path in self.directory.glob(f"{self._writing}{ocp.utils.TMP_DIR_SUFFIX}*"):
             write_manifest(path)
 
@@ -128,13 +134,17 @@ class Checkpoints:
 
     def newest(self) -> Path | None:
         """The newest complete one whose files are as they were written; damaged ones are set aside, with a note."""
+        step = from_first(self._newest_whole)
+        self._manager.reload()
+        return None if step is None else self.directory / f"step_{step}"
+
+    def _newest_whole(self) -> int | None:
         for step in sorted(self._manager.all_steps(), reverse=True):
             path = self.directory / f"step_{step}"
             if (fault := find_fault(path)) is None:
-                return path
+                return step
             path.rename(_free_name(path.with_name(f"damaged_{path.name}")))
             self.notes.append(f"{path.name} is damaged ({fault}): set aside, the checkpoint before it is used")
-            self._manager.reload()
         return None
 
     def wait(self) -> None:

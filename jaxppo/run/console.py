@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from jaxppo.parallel.distributed import is_first
 from jaxppo.run.metrics import Metrics
 from jaxppo.run.validation import Sample
 
@@ -27,7 +28,7 @@ class Display:
     """A context: inside it, lines go above the bar; where the output is no terminal there is no bar."""
 
     def __init__(self, total_steps: int, first_step: int) -> None:
-        self._console = Console(soft_wrap=True, highlight=False)
+        self._console = Console(soft_wrap=True, highlight=False, quiet=not is_first())
         self._progress = Progress(
             TextColumn("PPO"),
             BarColumn(),

@@ -81,28 +81,38 @@ def performance_metrics(timing: Metrics, prompt_tokens: int, response_tokens: in
 class MetricsFile:
     """metrics.jsonl: a line a step, in order, each step once, also over a resume or a kill in mid-line."""
 
-    def __init__(self, path: Path, resumed: Mapping[str, Any] | None) -> None:
+    def __init__(self, path: Path | None, resumed: Mapping[str, Any] | None) -> None:
         """`resumed` is the line of the checkpoint's step: the file ends with it. None, for a new run, empties it.
 
-        Raises UserError where it cannot be written.
+        Without a path nothing is written: one process of a run writes for all. Raises UserError where it cannot.
         """
+        self.path = path
+        if path is None:
+            return
         kept = []
         if resumed is not None:
             before = read_metrics(path) if path.exists() else []
             kept = [*(line for line in before if line["step"] < resumed["step"]), resumed]
         write_file(path, "".join(json.dumps(line) + "\n" for line in kept))
-        self.path = path
         self._file = path.open("a")
 
     def write(self, line: Mapping[str, Any]) -> None:
         """At once. Raises UserError where the disk is full."""
+        if self.path is None:
+            return
         try:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written ({error.strerror})") from None
 
+    def read(self) -> list[dict[str, Any]]:
+        """The lines so far."""
+        return [] if self.path is None else read_metrics(self.path)
+
     def close(self) -> None:
+        if self.path is None:
+            return
         with contextlib.suppress(OSError):  # what `write` could not write, it has told
             self._file.close()
 

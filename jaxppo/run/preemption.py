@@ -5,6 +5,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from jaxppo.parallel.distributed import any_process
+
 
 class Preempted(Exception):
     """Raised at a place where the state is whole and nothing of the current step has entered it."""
@@ -17,8 +19,8 @@ class Notice:
         self.given = False
 
     def check(self) -> None:
-        """Raises Preempted after the signal."""
-        if self.given:
+        """Raises Preempted after the signal, on all processes if any has heard it."""
+        if any_process(self.given):
             raise Preempted
 
 

@@ -50,7 +50,7 @@ class Programs:
 
         Devices that do not tell (the CPU) are taken at their word.
         """
-        stats = self._mesh.devices.flat[0].memory_stats()
+        stats = self._mesh.local_devices[0].memory_stats()
         if self._fits or not stats or "bytes_limit" not in stats:
             return
         update: Any = self.update

@@ -27,7 +27,9 @@ def saved_on_failure(run: Run, state: TrainState, line: Mapping[str, Any] | None
     try:
         yield
     except BaseException:
-        alive = not any(x.is_deleted() for x in jax.tree.leaves(state))
+        # of several processes the others do not know yet, and would not take part in the save
+        alone = jax.process_count() == 1
+        alive = alone and not any(x.is_deleted() for x in jax.tree.leaves(state))
         if alive and line and int(state.step) not in run.checkpoints.steps():
             save(run, state, data, line)
         raise

