@@ -87,6 +87,8 @@ def learn(
                 say(f"the update had begun and its state is lost: {name} takes its place, this batch is left out")
                 next_state, metrics, skipped = state, known, True
                 break
+    if skipped and following in run.config.trainer.record_steps:
+        say(f"trainer.record_steps: step {following} made no update, so there is nothing to record")
     numbers = {name: float(x) for name, x in jax.device_get(metrics).items()}
     return next_state, numbers | {SKIPPED: float(skipped)}
 

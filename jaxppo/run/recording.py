@@ -24,6 +24,7 @@ from jaxppo.step.state import PackedBatch, TrainState
 
 T = TypeVar("T")
 FORMAT = 1
+BATCH = "batch.safetensors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Record:
     """Devices along each axis."""
     platform: str
     versions: dict[str, str]
+    batch: str
+    """SHA-256 of batch.safetensors."""
     before: str
     """SHA-256 of the state before the step, as `after` of the one after it."""
     after: str
@@ -58,7 +61,7 @@ class Recording:
             arrays = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
             save_file(
                 {name: np.atleast_1d(x) for name, x in arrays.items() if x is not None},
-                self._unfinished / "batch.safetensors",
+                self._unfinished / BATCH,
             )
         except OSError as error:
             raise _cannot_write(self._path, error) from None
@@ -72,6 +75,7 @@ class Recording:
             mesh=dict(mesh.shape),
             platform=mesh.devices.flat[0].device_kind,
             versions={"jax": jax.__version__},
+            batch=file_hash(self._unfinished / BATCH),
             before=self._before,
             after=fingerprint(state),
             metrics={name: float(x) for name, x in metrics.items()},
@@ -96,12 +100,18 @@ def read_record(run: Path, step: int) -> Record:
         steps = sorted(int(p.parent.name.removeprefix("step_")) for p in path.parent.parent.glob("step_*/record.json"))
         known = f"recorded are {', '.join(map(str, steps))}" if steps else "none is: see trainer.record_steps"
         raise UserError(f"{run}: step {step} was not recorded; {known}")
-    return Record(**json.loads(path.read_text()))
+    try:
+        return Record(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: the recording is damaged, or of another version ({error})") from None
 
 
-def read_batch(run: Path, step: int) -> PackedBatch:
-    """The step's packed batch, as host arrays."""
-    arrays: dict[str, Any] = load_file(directory(run, step) / "batch.safetensors")
+def read_batch(run: Path, record: Record) -> PackedBatch:
+    """The step's packed batch, as host arrays. Raises UserError where it is not the recorded one."""
+    path = directory(run, record.step) / BATCH
+    if not path.is_file() or file_hash(path) != record.batch:
+        raise UserError(f"{path}: its hash is not the recorded {record.batch}: the recording is damaged")
+    arrays: dict[str, Any] = load_file(path)
     return PackedBatch(**arrays | {"num_sequences": arrays["num_sequences"][0]})
 
 
@@ -127,6 +137,11 @@ def fingerprint(state: TrainState) -> str:
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def host_arrays(state: TrainState) -> dict[str, np.ndarray]:

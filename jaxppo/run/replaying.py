@@ -38,7 +38,7 @@ class Replay:
     differences: dict[str, float]
     """Of each array of the next state, the largest |replayed - recorded| over the largest |recorded|; those over 0."""
     metrics: dict[str, tuple[float, float]]
-    """Those that differ: recorded and replayed."""
+    """Those that differ by more than 0.1 %: recorded and replayed."""
 
     @property
     def worst(self) -> float:
@@ -46,15 +46,16 @@ class Replay:
 
     def lines(self) -> list[str]:
         """For a person."""
+        metrics = [f"  {name}: {old!r} recorded, {new!r} now" for name, (old, new) in self.metrics.items()]
         if self.equal:
-            return [f"step {self.step}: the next state is the recorded one, bit for bit"]
+            return [f"step {self.step}: the next state is the recorded one, bit for bit", *metrics]
         largest = sorted(self.differences.items(), key=lambda item: -item[1])
         return [
             f"step {self.step}: {len(largest)} arrays differ from the recorded ones; the largest differences, relative "
             "to the array's largest element:",
             *(f"  {difference:9.2e}  {name}" for name, difference in largest[:LISTED]),
             *([f"  and {len(largest) - LISTED} more"] if len(largest) > LISTED else []),
-            *(f"  {name}: {old!r} recorded, {new!r} now" for name, (old, new) in self.metrics.items()),
+            *metrics,
         ]
 
 
@@ -72,7 +73,7 @@ def replay(run: Path, record: Record, mesh_config: MeshConfig) -> Replay:
     state = read_state(path / "before", abstract)
     if fingerprint(state) != record.before:
         raise UserError(f"{path}/before: its hash is not the recorded {record.before}: the recording is damaged")
-    batch = read_batch(run, record.step)
+    batch = read_batch(run, record)
     batch = place_rows(batch if batch.tokens.shape[2] == programs.rows else regroup(batch, programs.rows), mesh)
     experience = programs.score(state, to_device(reference_params(config, networks)), batch)
     state, metrics = programs.update(state, experience)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from jaxppo import replay as command
 from jaxppo.config import Config, KLControlConfig, MeshConfig, UserError
 from jaxppo.run import trainer
-from jaxppo.run.recording import directory, fingerprint, from_plain, read_batch, read_record, regroup
+from jaxppo.run.recording import directory, file_hash, fingerprint, from_plain, read_batch, read_record, regroup
 from jaxppo.run.replaying import replay
 from jaxppo.run.trainer import train
 from tests.run.world import change, make_world
@@ -60,14 +60,24 @@ def test_another_mesh_differs_by_rounding_and_says_where(run):
     assert result.lines()[1].endswith(max(result.differences, key=lambda name: result.differences[name]))
 
 
-def test_a_changed_token_is_noticed(copy):
+def test_a_changed_byte_of_the_batch_is_refused_and_another_batch_differs(copy):
     file = directory(copy, 2) / "batch.safetensors"
     arrays = load_file(file)
     at = tuple(np.argwhere(arrays["mask"])[0])
     arrays["tokens"][at] = (arrays["tokens"][at] + 1) % 60
     save_file(arrays, file)
     record = read_record(copy, 2)
+    with pytest.raises(UserError, match=r"batch.safetensors: its hash is not the recorded .* damaged"):
+        replay(copy, record, mesh_of(record))
+    record = dataclasses.replace(record, batch=file_hash(file))
     assert not replay(copy, record, mesh_of(record)).equal
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"step": 2, "later": 1}'])
+def test_a_damaged_record_is_one_line(copy, text):
+    (directory(copy, 2) / "record.json").write_text(text)
+    with pytest.raises(UserError, match="record.json: the recording is damaged, or of another version"):
+        read_record(copy, 2)
 
 
 def test_a_changed_setting_is_noticed(copy):
@@ -117,7 +127,7 @@ def test_a_recording_changes_nothing_and_the_batch_is_the_hosts(run, tmp_path):
         state = train(plain)
     record = read_record(run.trainer.output_dir, 2)
     assert fingerprint(state) == record.after
-    batch = read_batch(run.trainer.output_dir, 2)
+    batch = read_batch(run.trainer.output_dir, record)
     assert batch.num_sequences.shape == ()
     assert batch.mask.dtype == bool
 
