@@ -11,6 +11,8 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_force_host_platform_device_count=8",
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
+        # 8 virtual devices on few busy cores may be late at a collective: XLA would abort the process after 40 seconds
+        "--xla_cpu_collective_call_terminate_timeout_seconds=600",
     ]
 )
 os.environ["HF_HUB_OFFLINE"] = "1"

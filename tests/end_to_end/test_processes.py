@@ -55,7 +55,7 @@ def launch(processes: int, output_dir: Path, steps: int, config: str = "configs/
     environ = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "XLA_FLAGS": f"{devices} --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {devices}",  # the last one of a flag counts
     }
     start = ["scripts/launch_local.sh", str(processes), config]
     if processes == 1:
