@@ -12,7 +12,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
         # 8 virtual devices on few busy cores may be late at a collective: XLA would abort the process after 40 seconds
-        "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+        "--xla_cpu_collective_call_terminate_timeout_seconds=120",
     ]
 )
 os.environ["HF_HUB_OFFLINE"] = "1"

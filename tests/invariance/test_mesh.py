@@ -43,11 +43,13 @@ class World:
         batch = pack(random_rollouts(), 20, rows=8, longest=10)
         assert batch.mask.any((1, 3)).sum() <= 6
         reference = jax.device_put(tiny_model(7, str(self.model.dtype)).params, self.shardings.actor)
-        return make_score_step(CONFIG, self.model, self.mesh)(self.state(), reference, place_rows(batch, self.mesh))
+        score = make_score_step(CONFIG, self.model, self.mesh)
+        return jax.block_until_ready(score(self.state(), reference, place_rows(batch, self.mesh)))
 
     def step(self) -> dict[str, Any]:
         self.experienced = self.experience()
-        self.next_state, metrics = self.update(self.state(), self.experienced)
+        # virtual CPU devices share few threads: another program beside one with collectives can block it for ever
+        self.next_state, metrics = jax.block_until_ready(self.update(self.state(), self.experienced))
         return as_dict(self.next_state) | {"metrics": metrics}
 
 
@@ -105,7 +107,7 @@ def test_a_checkpoint_of_8_devices_goes_on_on_2_and_on_1(worlds, one, tmp_path):
         state = restore(tmp_path / "checkpoints" / "step_1", layouts).state
         rows, everywhere = row_sharding(world.mesh, 2), replicated(world.mesh)
         experience = jax.tree.map(lambda x: jax.device_put(x, rows if x.ndim == 4 else everywhere), eight.experienced)
-        return as_dict(world.update(state, experience)[0])
+        return as_dict(jax.block_until_ready(world.update(state, experience))[0])
 
     with jax.enable_x64(True):
         eight = worlds[1, 2, 2, 2]
