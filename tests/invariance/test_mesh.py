@@ -95,7 +95,8 @@ def test_a_mesh_does_not_change_the_step(shape, worlds, one):
 
 @pytest.mark.slow
 def test_in_float32():
-    assert_same(World((1, 2, 2, 2), "float32").step(), World(ONE, "float32").step(), 1e-5)
+    # 4 devices: with 8 virtual ones on 2 cores the float32 program was seen to block for ever
+    assert_same(World((1, 2, 1, 2), "float32").step(), World(ONE, "float32").step(), 1e-5)
 
 
 @pytest.mark.slow
